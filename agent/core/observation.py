@@ -1,0 +1,214 @@
+"""One observation: every fact of one pass, as frozen data.
+
+Mappings are never changed after construction. Addresses are PCI addresses in sysfs form
+(``0000:01:00.0``). A per-item fact inside a Known whole can be Unknown: one lost GPU does not hide seven.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from agent.core.fact import Absent, Fact, Known, Unknown
+
+NOT_READ = Unknown("not read in this pass", "NotObserved")
+
+
+@dataclass(frozen=True, slots=True)
+class PciFunction:
+    """One PCI function as sysfs shows it (/sys/bus/pci/devices/ADDRESS)."""
+
+    address: str
+    vendor_id: int
+    device_id: int
+    class_code: int  # 24 bits: 0x030000 VGA, 0x030200 3D controller, 0x040300 audio, 0x060400 bridge
+    driver: Fact[str] = Absent()  # Absent: no driver bound
+    driver_override: Fact[str] = Absent()
+    iommu_group: Fact[int] = Absent()
+    numa_node: Fact[int] = NOT_READ
+    power_state: Fact[str] = NOT_READ  # D0, D3hot, D3cold
+    boot_vga: Fact[bool] = Absent()
+    slot: Fact[str] = Absent()  # physical slot name, /sys/bus/pci/slots
+    serial: Fact[str] = NOT_READ  # PCIe device serial number capability, 16 hex digits
+    bridges: tuple[str, ...] = ()  # upstream bridges, nearest to the root complex first
+    acs_ctl: Fact[int] = Absent()  # ACS control register; bridges only
+    bars: tuple[tuple[int, int], ...] = ()  # (first, last) bus address of each memory BAR
+    link_speed: Fact[str] = Absent()
+    link_width: Fact[int] = Absent()
+    max_link_speed: Fact[str] = Absent()
+    max_link_width: Fact[int] = Absent()
+
+    @property
+    def is_gpu(self) -> bool:
+        return self.vendor_id == 0x10DE and self.class_code >> 8 in (0x0300, 0x0302)
+
+    @property
+    def is_bridge(self) -> bool:
+        return self.class_code >> 16 == 0x06
+
+    @property
+    def slot_address(self) -> str:
+        """Domain, bus and device without the function: what belongs to one card."""
+        return self.address.rpartition(".")[0]
+
+
+@dataclass(frozen=True, slots=True)
+class IommuGroup:
+    number: int
+    type: Fact[str]  # DMA, DMA-FQ, identity
+    members: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Module:
+    """A loaded kernel module: parameters (as /sys/module shows them), use count, user modules."""
+
+    name: str
+    parameters: Mapping[str, str] = field(default_factory=dict)
+    use_count: int = 0
+    users: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Platform:
+    boot_id: Fact[str] = NOT_READ
+    kernel_release: Fact[str] = NOT_READ
+    cmdline: Fact[tuple[str, ...]] = NOT_READ  # /proc/cmdline in words
+    modules: Fact[Mapping[str, Module]] = NOT_READ
+    module_options: Fact[tuple[str, ...]] = NOT_READ  # "options ..." lines of modprobe.d
+    sev_snp: Fact[bool] = NOT_READ  # /sys/module/kvm_amd/parameters/sev_snp
+    nvidia_driver: Fact[str] = NOT_READ  # the kernel module's version; Absent: not loaded
+    systemd: Fact[str] = NOT_READ  # version; Absent: not the service manager here
+
+
+@dataclass(frozen=True, slots=True)
+class Pci:
+    functions: Mapping[str, PciFunction] = field(default_factory=dict)
+    groups: Mapping[int, IommuGroup] = field(default_factory=dict)
+    pending_unbinds: tuple[str, ...] = ()  # unbind writes of ours that have not returned
+
+
+@dataclass(frozen=True, slots=True)
+class Gpu:
+    """What NVML says of one GPU. Powers in watts, memory in MiB, utilisation in percent."""
+
+    address: str
+    index: int
+    minor: Fact[int]
+    uuid: Fact[str]
+    name: Fact[str]
+    serial: Fact[str] = NOT_READ
+    persistence_mode: Fact[bool] = NOT_READ
+    power_limit: Fact[int] = NOT_READ
+    power_limit_range: Fact[tuple[int, int]] = NOT_READ
+    memory_total: Fact[int] = NOT_READ
+    memory_used: Fact[int] = NOT_READ
+    utilization: Fact[int] = NOT_READ
+    pids: Fact[tuple[int, ...]] = NOT_READ  # compute processes
+    recovery_action: Fact[str] = NOT_READ  # none, reset, reboot, drain, drain and reset
+    link_gen: Fact[int] = NOT_READ
+    max_link_gen: Fact[int] = NOT_READ
+    link_width: Fact[int] = NOT_READ
+
+
+@dataclass(frozen=True, slots=True)
+class Nvml:
+    driver_version: Fact[str]
+    nvml_version: Fact[str] = NOT_READ
+    cuda_version: Fact[str] = NOT_READ
+    gpus: Mapping[str, Fact[Gpu]] = field(default_factory=dict)  # by PCI address
+
+
+@dataclass(frozen=True, slots=True)
+class Holder:
+    """Something that keeps a driver on a device. ``what``: the open path, "persistence mode", "VM 101"..."""
+
+    kind: str  # process, persistence, module, console, vm
+    what: str
+    pid: int | None = None
+    command: str = ""
+    unit: str = ""
+    container: str = ""
+
+    def describe(self) -> str:
+        who = f"pid {self.pid} ({self.command})" if self.pid is not None else self.kind
+        where = "".join(f", {label} {name}" for label, name in (("unit", self.unit), ("container", self.container)) if name)
+        return f"{who}{where} holds {self.what}"
+
+
+@dataclass(frozen=True, slots=True)
+class Unit:
+    """One systemd unit, by ``systemctl show``'s words."""
+
+    name: str
+    load_state: str  # loaded, not-found
+    active_state: str  # active, activating, deactivating, inactive, failed
+    sub_state: str = ""
+    main_pid: int = 0
+    result: str = ""  # success, exit-code, signal, timeout, watchdog, oom-kill
+    exit_status: int = 0
+    restarts: int = 0  # NRestarts
+    pids: tuple[int, ...] = ()  # every process in its cgroup
+
+
+@dataclass(frozen=True, slots=True)
+class TargetFacts:
+    """What a target looks like from inside."""
+
+    reachable: Fact[bool]
+    user_driver: Fact[str] = NOT_READ  # version of libcuda / libnvidia-ml there
+    nvml: Fact[str] = NOT_READ  # Known("ok") or Unknown(reason, code) as seen from inside
+    shm_bytes: Fact[int] = NOT_READ  # size of /dev/shm
+    device_nodes: Fact[tuple[str, ...]] = NOT_READ  # /dev/nvidia*
+    sglang_version: Fact[str] = NOT_READ
+
+
+@dataclass(frozen=True, slots=True)
+class Process:
+    """A running main process: what was executed, and what its environment was at exec."""
+
+    pid: int
+    argv: tuple[str, ...]
+    env: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class ServiceFacts:
+    unit: Fact[Unit] = NOT_READ
+    files: Fact[Mapping[str, str]] = NOT_READ  # files we own for it: path -> text; a missing one is left out
+    process: Fact[Process] = NOT_READ  # Absent: no main process
+    model_present: Fact[bool] = NOT_READ  # the model path exists in the target
+    health: Fact[str] = NOT_READ  # Known("ok"), Absent("connection refused"), Unknown(...)
+
+
+@dataclass(frozen=True, slots=True)
+class KernelEvent:
+    """Kernel log lines of one sort about one device, folded into one record with a count."""
+
+    sort: str  # page-fault, xid, bus-lost, d3cold, flr-failed, aer, in-use, snp-refused
+    address: str  # PCI address, or "" for the host
+    count: int  # a lower bound: the kernel rate-limits
+    first: float  # wall clock, seconds
+    last: float
+    sample: str  # one line of the log
+    code: int | None = None  # Xid number, page-fault flags, AER status
+    peer: str = ""  # the GPU whose BAR holds the faulting address
+
+
+@dataclass(frozen=True, slots=True)
+class Observation:
+    """All facts of one pass."""
+
+    platform: Platform = Platform()
+    pci: Fact[Pci] = NOT_READ
+    nvml: Fact[Nvml] = NOT_READ  # Absent: no GPU on nvidia, so NVML was not opened
+    holders: Mapping[str, Fact[tuple[Holder, ...]]] = field(default_factory=dict)  # by function address
+    quiesced: Mapping[str, Fact[Unit]] = field(default_factory=dict)  # units of policy.quiesce
+    targets: Mapping[str, TargetFacts] = field(default_factory=dict)  # by target_name()
+    services: Mapping[str, ServiceFacts] = field(default_factory=dict)  # by service name
+    kernel_events: Fact[tuple[KernelEvent, ...]] = NOT_READ  # since boot
+
+    def function(self, address: str) -> PciFunction | None:
+        return self.pci.value.functions.get(address) if isinstance(self.pci, Known) else None
+
+    def holders_of(self, address: str) -> Fact[tuple[Holder, ...]]:
+        """Law 1: what was not looked at may be held."""
+        return self.holders.get(address, Unknown("holders were not looked for", "HoldersUnknown"))
