@@ -26,5 +26,9 @@ def merge(old: tuple[Condition, ...], new: tuple[Condition, ...], now: float) ->
     for condition in sorted(new, key=lambda c: c.type):
         previous = before.get(condition.type)
         same = previous is not None and previous.status == condition.status
-        merged.append(condition.model_copy(update={"last_transition": previous.last_transition if same and previous else now}))
+        merged.append(
+            condition.model_copy(
+                update={"last_transition": previous.last_transition if same and previous else now}
+            )
+        )
     return tuple(merged)

@@ -24,7 +24,7 @@ Phase = Literal[
     "benchmark",
     "judge",
 ]
-Outcome = Literal["promoted", "rolled-back", "held", "superseded", "refused", "failed"]
+Outcome = Literal["promoted", "degraded", "rolled-back", "held", "superseded", "refused", "failed"]
 
 
 class PhaseNote(Record):
@@ -88,7 +88,8 @@ class Identity(Record):
 
     address: str
     uuid: str = ""
-    serial: str = ""
+    serial: str = ""  # PCIe device serial number: seen whatever driver holds the card
+    board: str = ""  # NVML's board serial: seen only while the card is on nvidia
     slot: str = ""
 
 

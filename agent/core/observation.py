@@ -130,7 +130,11 @@ class Holder:
 
     def describe(self) -> str:
         who = f"pid {self.pid} ({self.command})" if self.pid is not None else self.kind
-        where = "".join(f", {label} {name}" for label, name in (("unit", self.unit), ("container", self.container)) if name)
+        where = "".join(
+            f", {label} {name}"
+            for label, name in (("unit", self.unit), ("container", self.container))
+            if name
+        )
         return f"{who}{where} holds {self.what}"
 
 
@@ -204,6 +208,9 @@ class Observation:
     quiesced: Mapping[str, Fact[Unit]] = field(default_factory=dict)  # units of policy.quiesce
     targets: Mapping[str, TargetFacts] = field(default_factory=dict)  # by target_name()
     services: Mapping[str, ServiceFacts] = field(default_factory=dict)  # by service name
+    host_files: Mapping[str, Fact[str]] = field(
+        default_factory=dict
+    )  # files of ours on the host: path -> text
     kernel_events: Fact[tuple[KernelEvent, ...]] = NOT_READ  # since boot
 
     def function(self, address: str) -> PciFunction | None:

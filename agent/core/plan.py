@@ -64,6 +64,7 @@ class Action:
     hits: tuple[str, ...] = ()
     undo: str = ""
     why: str = ""
+    revert: "Action | None" = None  # run when a later action of the plan fails: puts back what only it needed
 
     @property
     def key(self) -> str:
@@ -111,9 +112,7 @@ class Plan:
         return bool(self.actions)
 
 
-def make_plan(
-    generation: int, actions: list[Action], drifts: list[Drift], refusals: list[Refusal]
-) -> Plan:
+def make_plan(generation: int, actions: list[Action], drifts: list[Drift], refusals: list[Refusal]) -> Plan:
     """A plan in its one order, so that the same input gives the same plan byte for byte."""
     return Plan(
         generation,
@@ -126,14 +125,19 @@ def make_plan(
 def render_plan(plan: Plan) -> str:
     """The plan as people read it; golden files hold this text."""
     lines = [f"plan {plan.id} generation {plan.generation}: " + _headline(plan)]
-    lines += [f"  drift   {d.kind} {d.target} {d.field}: {d.observed} -> {d.desired}" + (f"  ({d.why})" if d.why else "") for d in plan.drifts]
+    lines += [
+        f"  drift   {d.kind} {d.target} {d.field}: {d.observed} -> {d.desired}"
+        + (f"  ({d.why})" if d.why else "")
+        for d in plan.drifts
+    ]
     for number, action in enumerate(plan.actions, 1):
         lines.append(f"  {number:>2}. [{action.disruption}] {action.description}")
         lines += [f"      why: {action.why}"] if action.why else []
         lines += [f"      hits: {', '.join(action.hits)}"] if action.hits else []
         lines += [f"      undo: {action.undo}"] if action.undo else []
     lines += [
-        f"  refused {r.kind} {r.target}: {r.reason}: {r.message}" + (f" Next: {r.next_step}" if r.next_step else "")
+        f"  refused {r.kind} {r.target}: {r.reason}: {r.message}"
+        + (f" Next: {r.next_step}" if r.next_step else "")
         for r in plan.refusals
     ]
     return "\n".join(lines) + "\n"

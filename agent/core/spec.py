@@ -4,9 +4,20 @@ The models say what may be written; ``spec_load`` turns a file into one of them 
 error at its line. Field descriptions are the reference text of ``agent explain`` and of the JSON Schema.
 """
 
-from typing import Annotated, Any, Literal
+from collections.abc import Callable
+from typing import Annotated, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer, WithJsonSchema
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Discriminator,
+    Field,
+    PlainSerializer,
+    Tag,
+    ValidationInfo,
+    WithJsonSchema,
+)
 from pydantic.alias_generators import to_camel
 
 from agent.core.quantity import parse_duration, parse_floor, parse_percent, parse_rate, parse_watts
@@ -18,9 +29,18 @@ class SpecModel(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", alias_generator=to_camel, populate_by_name=True)
 
 
-def _once(parse: Any) -> BeforeValidator:
-    """Parse text, and let an already parsed value through (defaults, and models built by tests)."""
-    return BeforeValidator(lambda value: value if isinstance(value, float | int | Rate) else parse(value))
+_LONGEST_QUANTITY = 64  # characters; longer ones would make the parsers slow
+
+
+def _parsed(parse: Callable[[object], object], *done: type) -> BeforeValidator:
+    """Parse text. An already parsed value passes in Python (defaults, models made by code), never from a file."""
+
+    def before(value: object, info: ValidationInfo) -> object:
+        if info.mode == "python" and isinstance(value, done) and not isinstance(value, bool):
+            return value
+        return parse("" if isinstance(value, str) and len(value) > _LONGEST_QUANTITY else value)
+
+    return BeforeValidator(before)
 
 
 def _text(pattern: str, example: str) -> WithJsonSchema:
@@ -30,8 +50,8 @@ def _text(pattern: str, example: str) -> WithJsonSchema:
 class Rate(SpecModel):
     """So many per window (seconds)."""
 
-    count: int
-    window: float
+    count: int = Field(ge=0)
+    window: float = Field(gt=0)
 
 
 def _parse_rate(value: object) -> Rate:
@@ -39,41 +59,52 @@ def _parse_rate(value: object) -> Rate:
     return Rate(count=count, window=window)
 
 
+def _say_seconds(seconds: float) -> str:
+    """The shortest exact spelling: 1h, 30m, 90s, 0.5s."""
+    for unit, size in (("d", 86400), ("h", 3600), ("m", 60)):
+        if seconds >= size and seconds % size == 0:
+            return f"{seconds / size:.15g}{unit}"
+    return f"{seconds:.15f}".rstrip("0").rstrip(".") + "s"
+
+
 Duration = Annotated[
     float,
-    BeforeValidator(lambda v: v if isinstance(v, float) else parse_duration(v)),
-    PlainSerializer(lambda v: f"{v:g}s", return_type=str),
+    _parsed(parse_duration, float),
+    PlainSerializer(_say_seconds, return_type=str),
     _text(r"^(\s*\d+(\.\d+)?\s*(ms|s|m|h|d))+\s*$", "30s"),
 ]
 Watts = Annotated[
     int,
-    _once(parse_watts),
+    _parsed(parse_watts, int),
     PlainSerializer(lambda v: f"{v}W", return_type=str),
     _text(r"^\s*\d+\s*W\s*$", "600W"),
 ]
 Percent = Annotated[
     float,
-    BeforeValidator(lambda v: v if isinstance(v, float) else parse_percent(v)),
-    PlainSerializer(lambda v: f"{v * 100:g}%", return_type=str),
+    _parsed(parse_percent, float),
+    PlainSerializer(lambda v: f"{v * 100:.12g}%", return_type=str),
     _text(r"^\s*\d+(\.\d+)?\s*%\s*$", "5%"),
 ]
 Floor = Annotated[
     float,
-    BeforeValidator(lambda v: v if isinstance(v, float) else parse_floor(v)),
-    PlainSerializer(lambda v: f">= {v:g} tok/s", return_type=str),
+    _parsed(parse_floor, float),
+    PlainSerializer(lambda v: f">= {v:.15g} tok/s", return_type=str),
     _text(r"^\s*>=\s*\d+(\.\d+)?\s*tok/s\s*$", ">= 100 tok/s"),
 ]
 RateText = Annotated[
     Rate,
-    _once(_parse_rate),
-    PlainSerializer(lambda v: f"{v.count} per {v.window:g}s", return_type=str),
-    _text(r"^\s*\d+\s+per\s+\S+\s*$", "3 per 1h"),
+    _parsed(_parse_rate, Rate),
+    PlainSerializer(lambda v: f"{v.count} per {_say_seconds(v.window)}", return_type=str),
+    _text(r"^\s*\d+\s+per\s+(\s*\d+(\.\d+)?\s*(ms|s|m|h|d))+\s*$", "3 per 1h"),
 ]
-PciAddress = Annotated[str, Field(pattern=r"^[0-9a-f]{4}:[0-9a-f]{2}:[01][0-9a-f]\.[0-7]$")]
-Name = Annotated[str, Field(pattern=r"^[a-z0-9]([-a-z0-9.]{0,61}[a-z0-9])?$")]
-UnitName = Annotated[str, Field(pattern=r"^[A-Za-z0-9:_.\\@-]+\.service$")]
-AbsolutePath = Annotated[str, Field(pattern=r"^/[^\x00-\x1f]*$")]
-EnvName = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
+PciAddress = Annotated[
+    str, Field(pattern=r"^[0-9a-f]{4}:[0-9a-f]{2}:[01][0-9a-f]\.[0-7]$", examples=["0000:01:00.0"])
+]
+Name = Annotated[str, Field(pattern=r"^[a-z0-9]([-a-z0-9.]{0,61}[a-z0-9])?$", examples=["inference"])]
+UnitName = Annotated[str, Field(pattern=r"^[A-Za-z0-9:_.\\@-]+\.service$", examples=["sglang.service"])]
+AbsolutePath = Annotated[str, Field(pattern=r"^/[^\x00-\x1f]*$", examples=["/usr/bin/python3"])]
+EnvName = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$", examples=["HF_HOME"])]
+DriverVersion = Annotated[str, Field(pattern=r"^\d+(\.\d+){1,2}$", examples=["590.48.01"])]
 EnvValue = str | int | float
 
 AllowedDisruption = Literal["live", "restart", "rebind"]
@@ -107,7 +138,9 @@ class Policy(SpecModel):
 
 
 class KernelArgs(SpecModel):
-    require: tuple[str, ...] = Field(default=(), description="Arguments that must be on the kernel command line.")
+    require: tuple[str, ...] = Field(
+        default=(), description="Arguments that must be on the kernel command line."
+    )
     forbid: tuple[str, ...] = Field(
         default=(), description="Arguments that must not be there; * and ? match as in a shell."
     )
@@ -126,35 +159,77 @@ class Platform(SpecModel):
     modules: dict[str, dict[str, str | int]] = Field(
         default_factory=dict, description="Module options: module -> parameter -> value."
     )
-    nvidia_driver: str | None = Field(
+    nvidia_driver: DriverVersion | None = Field(
         default=None,
-        pattern=r"^\d+(\.\d+){1,2}$",
         description="Version of the NVIDIA kernel module, and of the user-space driver in every target.",
     )
 
 
 class ByAddress(SpecModel):
-    address: PciAddress
+    address: PciAddress = Field(description="PCI address of the card's function 0.")
 
 
 class ByUuid(SpecModel):
-    uuid: str = Field(pattern=r"^GPU-[0-9a-fA-F-]{36}$")
+    uuid: str = Field(
+        pattern=r"^GPU-[0-9a-fA-F-]{36}$",
+        examples=["GPU-5a1c0a52-6f5b-4a3b-9d4e-0c1f2a3b4c5d"],
+        description="The UUID that nvidia-smi -L shows.",
+    )
 
 
 class BySerial(SpecModel):
-    serial: str
+    serial: str = Field(min_length=1, description="PCIe device serial number: 16 hex digits, in quotes.")
 
 
 class BySlot(SpecModel):
-    slot: str
+    slot: str = Field(min_length=1, description="Physical slot name as in /sys/bus/pci/slots, in quotes.")
 
 
 class ByNuma(SpecModel):
-    numa_node: int = Field(ge=0)
-    count: int = Field(ge=1)
+    numa_node: int = Field(ge=0, description="A NUMA node of the host.")
+    count: int = Field(ge=1, description="How many GPUs of that node, in the order of their addresses.")
 
 
-Selector = PciAddress | ByAddress | ByUuid | BySerial | BySlot
+def _by_key(
+    models: dict[str, type[BaseModel]], is_text: Callable[[str], bool], message: str
+) -> Discriminator:
+    """Choose a branch by what is written, so that an error names one branch and not all of them.
+
+    Tags stand in angle brackets: no key of a spec does.
+    """
+
+    def choose(value: object) -> str | None:
+        if isinstance(value, str):
+            return "<text>" if is_text(value) else None
+        if isinstance(value, dict):
+            return next((f"<{key}>" for key in models if to_camel(key) in value or key in value), None)
+        return next((f"<{key}>" for key, model in models.items() if isinstance(value, model)), None)
+
+    return Discriminator(choose, custom_error_type="branch", custom_error_message=message)
+
+
+Selector = Annotated[
+    Annotated[PciAddress, Tag("<text>")]
+    | Annotated[ByAddress, Tag("<address>")]
+    | Annotated[ByUuid, Tag("<uuid>")]
+    | Annotated[BySerial, Tag("<serial>")]
+    | Annotated[BySlot, Tag("<slot>")],
+    _by_key(
+        {"address": ByAddress, "uuid": ByUuid, "serial": BySerial, "slot": BySlot},
+        lambda _: True,
+        'expected a PCI address such as "0000:01:00.0", {uuid: ...}, {serial: ...} or {slot: ...}',
+    ),
+]
+
+
+def _list_or_numa(value: object) -> str:
+    return "<numa>" if isinstance(value, dict | ByNuma) else "<list>"
+
+
+Selection = Annotated[
+    Annotated[tuple[Selector, ...], Field(min_length=1), Tag("<list>")] | Annotated[ByNuma, Tag("<numa>")],
+    Discriminator(_list_or_numa),
+]
 
 
 class GpuSettings(SpecModel):
@@ -163,7 +238,7 @@ class GpuSettings(SpecModel):
 
 
 class GpuGroup(SpecModel):
-    select: tuple[Selector, ...] | ByNuma = Field(
+    select: Selection = Field(
         description="Which GPUs: PCI addresses, {uuid: ...}, {serial: ...} or {slot: ...}, or"
         " {numaNode: N, count: N} for the first N GPUs of a node by address."
     )
@@ -176,10 +251,21 @@ class LxcTarget(SpecModel):
 
 
 class SshTarget(SpecModel):
-    ssh: str = Field(pattern=r"^[^\s@]+@[^\s@]+$", description="user@host")
+    ssh: str = Field(
+        pattern=r"^[^\s@-][^\s@]*@[^\s@-][^\s@]*$", examples=["root@gpu1"], description="user@host"
+    )
 
 
-Target = Literal["host"] | LxcTarget | SshTarget
+Target = Annotated[
+    Annotated[Literal["host"], Tag("<text>")]
+    | Annotated[LxcTarget, Tag("<lxc>")]
+    | Annotated[SshTarget, Tag("<ssh>")],
+    _by_key(
+        {"lxc": LxcTarget, "ssh": SshTarget},
+        lambda text: text == "host",
+        "expected host, {lxc: ID} or {ssh: user@host}",
+    ),
+]
 
 
 def target_name(target: Target) -> str:
@@ -192,9 +278,11 @@ def target_name(target: Target) -> str:
 
 
 class SmokePrompt(SpecModel):
-    ask: str = Field(description="Sent at temperature 0.")
-    expect: str | None = Field(default=None, description="Text that the answer must contain.")
-    expect_regex: str | None = Field(default=None, description="A regular expression that the answer must match.")
+    ask: str = Field(min_length=1, description="Sent at temperature 0.")
+    expect: str | None = Field(default=None, min_length=1, description="Text that the answer must contain.")
+    expect_regex: str | None = Field(
+        default=None, min_length=1, description="A regular expression that the answer must match."
+    )
 
 
 class BenchmarkSpec(SpecModel):
@@ -216,16 +304,22 @@ class Regression(SpecModel):
 
 class Gate(SpecModel):
     start_timeout: Duration = Field(default=1800.0, description="From start to ready.")
-    drain_timeout: Duration = Field(default=60.0, description="How long running requests may finish before stop.")
+    drain_timeout: Duration = Field(
+        default=60.0, description="How long running requests may finish before stop."
+    )
     stop_timeout: Duration = Field(default=120.0, description="From stop to proved stopped.")
     smoke: tuple[SmokePrompt, ...] = Field(
         default=(SmokePrompt(ask="What is 7 * 13?", expect="91"),), description="Prompts with known answers."
     )
     benchmark: BenchmarkSpec = Field(default=BenchmarkSpec(), description="The speed test.")
     require: dict[int, Floor] = Field(
-        default_factory=dict, description="Floors: concurrency -> least aggregate tokens per second."
+        default_factory=dict,
+        description="Floors: concurrency -> least aggregate tokens per second.",
+        json_schema_extra={"propertyNames": {"pattern": "^[0-9]+$"}},
     )
-    regression: Regression = Field(default=Regression(), description="Against the baseline of promoted trials.")
+    regression: Regression = Field(
+        default=Regression(), description="Against the baseline of promoted trials."
+    )
     on_failure: Literal["rollback", "hold"] = Field(
         default="rollback", description="rollback: the last good revision comes back. hold: stop and wait."
     )
@@ -242,6 +336,7 @@ class Service(SpecModel):
     python: AbsolutePath = Field(default="/usr/bin/python3", description="The interpreter that has SGLang.")
     p2p: Literal["auto", "off", "required"] = Field(
         default="auto",
+        alias="p2p",  # the generator would make it p2P
         description="GPU-to-GPU transfers. auto: on only under a good P2P verdict for exactly these GPUs."
         " required: refuse to start without one.",
     )
@@ -268,13 +363,13 @@ class Spec(SpecModel):
 
 
 class Metadata(SpecModel):
-    name: Name
+    name: Name = Field(description="The host's name; only for people.")
 
 
 class GpuHost(SpecModel):
     """One GPU host's desired state."""
 
-    api_version: Literal["gpu-host/v1"]
-    kind: Literal["GpuHost"]
-    metadata: Metadata
-    spec: Spec
+    api_version: Literal["gpu-host/v1"] = Field(description="The format of this file.")
+    kind: Literal["GpuHost"] = Field(description="What the file describes.")
+    metadata: Metadata = Field(description="The host's name.")
+    spec: Spec = Field(description="The desired state.")

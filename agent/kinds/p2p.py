@@ -1,0 +1,123 @@
+"""P2P: is GPU-to-GPU DMA right between a service's GPUs? Planned here, run by the prover, used by services."""
+
+from agent.core.condition import Condition
+from agent.core.errors import TerminalError
+from agent.core.fact import Known
+from agent.core.inputs import Inputs
+from agent.core.model import with_memory
+from agent.core.p2p_decision import page_faults
+from agent.core.plan import Action, Disruption, Drift, Plan, Refusal, Stage
+from agent.core.resolve import Resolved, ResolvedService
+from agent.core.verdict import P2PVerdict, PathVerdict, fingerprint
+from agent.ports import Ports
+
+
+class P2PKind:
+    name = "p2p"
+
+    def diff(self, inputs: Inputs, resolved: Resolved) -> list[Drift]:
+        return [
+            Drift(
+                self.name,
+                ",".join(s.gpus),
+                "verdict",
+                "current",
+                "none" if s.p2p.verdict is None else "stale",
+                s.p2p.reason,
+            )
+            for s in self._untested(resolved)
+        ]
+
+    def _untested(self, resolved: Resolved) -> list[ResolvedService]:
+        return [
+            s
+            for s in resolved.services.values()
+            if len(s.gpus) > 1 and s.service.p2p != "off" and not s.p2p.current
+        ]
+
+    def plan(self, inputs: Inputs, resolved: Resolved) -> tuple[list[Action], list[Refusal]]:
+        actions: dict[tuple[str, ...], Action] = {}
+        for service in self._untested(resolved):
+            if self._testable(service, inputs, resolved):
+                actions[service.gpus] = _action(service)
+        return list(actions.values()), []
+
+    def _testable(self, service: ResolvedService, inputs: Inputs, resolved: Resolved) -> bool:
+        """Only GPUs that are, or by then will be, on nvidia and idle are tested: a test disturbs who uses them."""
+        for gpu in service.gpus:
+            slot = resolved.slot_of(gpu)
+            if slot is None or not slot.ready or slot.driver != "nvidia" or gpu in inputs.memory.quarantine:
+                return False
+            if not self._idle(gpu, service, inputs, resolved):
+                return False
+        return True
+
+    def _idle(self, gpu: str, service: ResolvedService, inputs: Inputs, resolved: Resolved) -> bool:
+        holders = inputs.obs.holders_of(gpu)
+        if not isinstance(holders, Known):
+            return False
+        stopping = {s.service.unit for s in resolved.services.values() if s.must_stop}
+        return all(
+            h.kind in {"persistence", "module"} or h.unit in stopping or _monitor(h.unit, inputs)
+            for h in holders.value
+        )
+
+    def predict(self, action: Action, inputs: Inputs) -> Inputs:
+        """The model assumes the worst: whatever comes after must also be right with P2P off."""
+        gpus = tuple(action.params["gpus"].split(","))
+        pair = PathVerdict(source=gpus[0], destination=gpus[1], path="copy-push", result="corrupt")
+        verdict = P2PVerdict(
+            gpus=gpus, fingerprint=fingerprint(inputs.obs, gpus), result="corrupt", paths=(pair,),
+            controls_ok=True, tested_at=inputs.now,
+        )  # fmt: skip
+        others = tuple(v for v in inputs.memory.verdicts if v.gpus != gpus)
+        return with_memory(inputs, verdicts=(*others, verdict))
+
+    def conditions(self, inputs: Inputs, resolved: Resolved, plan: Plan) -> list[Condition]:
+        conditions = []
+        for service in resolved.services.values():
+            if len(service.gpus) > 1 and service.service.p2p != "off":
+                conditions.append(_condition(service, inputs))
+        return conditions
+
+    async def act(self, action: Action, ports: Ports) -> None:
+        raise TerminalError(f"{action.verb} is run by the prover", reason="WrongDoor")
+
+
+def _monitor(unit: str, inputs: Inputs) -> bool:
+    """Units that the operator lets us stop hold GPUs without using them."""
+    return bool(unit) and unit in inputs.spec.policy.quiesce
+
+
+def _action(service: ResolvedService) -> Action:
+    count = len(service.gpus) * (len(service.gpus) - 1)
+    return Action(
+        "p2p", "selftest", service.name, f"test peer DMA between {', '.join(service.gpus)} ({count} ordered pairs)",
+        Stage.PROVE, Disruption.NONE, params={"gpus": ",".join(service.gpus)}, touches=service.gpus,
+        why=service.p2p.reason,
+    )  # fmt: skip
+
+
+def _condition(service: ResolvedService, inputs: Inputs) -> Condition:
+    kind = f"P2PVerified/{service.name}"
+    verdict = service.p2p.verdict
+    faults = page_faults(inputs.obs, service.gpus)
+    seen = f"; {sum(e.count for e in faults)} IOMMU page faults logged" if faults else ""
+    if verdict is None or not service.p2p.current:
+        return Condition(
+            type=kind,
+            status="Unknown",
+            reason="NotTested" if verdict is None else "Stale",
+            message=service.p2p.reason + seen,
+        )
+    if verdict.result == "good":
+        return Condition(type=kind, status="True", reason="Good", message=verdict.summary())
+    pairs = verdict.bad_pairs()
+    named = ", ".join(f"{a} -> {b}" for a, b in pairs[:3]) + (
+        f" and {len(pairs) - 3} more" if len(pairs) > 3 else ""
+    )
+    message = f"{verdict.summary()} ({named}); {verdict.explanation}{seen}"
+    # With p2p: auto a bad verdict is handled (P2P is off), so it is a fact and not a fault of convergence.
+    return Condition(
+        type=kind, status="False", reason=verdict.result.capitalize().replace("-", ""), message=message
+    )

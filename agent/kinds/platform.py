@@ -1,0 +1,381 @@
+"""Platform: IOMMU mode, SEV-SNP, kernel arguments, module options, driver version.
+
+Almost all of it changes only with a reboot, which the agent never does: it says exactly what to do and waits.
+Sources: Documentation/admin-guide/kernel-parameters.txt, Documentation/ABI/testing/sysfs-kernel-iommu_groups.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
+
+from agent.core.condition import Condition, Truth
+from agent.core.errors import TransientError
+from agent.core.fact import Absent, Fact, Known, Unknown, say, value_or
+from agent.core.inputs import Inputs
+from agent.core.observation import Module
+from agent.core.plan import Action, Disruption, Drift, Plan, Refusal, Stage
+from agent.core.preflight import driver_versions
+from agent.core.resolve import Resolved
+from agent.ports import Ports
+
+MODPROBE_CONF = "/etc/modprobe.d/gpu-host-agent.conf"
+MODES = {"DMA": "translated", "DMA-FQ": "translated", "identity": "passthrough"}
+SNP_REASON = "AMD-Vi: SNP: IOMMU disabled or configured in passthrough mode, SNP cannot be supported."
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One platform property: what was found, what was wanted, and how an operator mends it."""
+
+    field: str
+    desired: str
+    observed: Fact[str]
+    reason: str
+    next_step: str
+
+    @property
+    def wrong(self) -> bool:
+        return not isinstance(self.observed, Unknown) and self.observed != Known(self.desired)
+
+
+class PlatformKind:
+    name = "platform"
+
+    def findings(self, inputs: Inputs, resolved: Resolved) -> list[Finding]:
+        return [
+            *_iommu(inputs, resolved),
+            *_sev_snp(inputs),
+            *_arguments(inputs),
+            *_identical_cards(inputs, resolved),
+            *_driver(inputs),
+            *_modules(inputs),
+        ]
+
+    def diff(self, inputs: Inputs, resolved: Resolved) -> list[Drift]:
+        drifts = [
+            Drift(self.name, "host", f.field, f.desired, say(f.observed), "platform")
+            for f in self.findings(inputs, resolved)
+            if f.wrong
+        ]
+        wanted = modprobe_conf(inputs)
+        if _conf_differs(inputs):
+            drifts.append(
+                Drift(
+                    self.name,
+                    "host",
+                    MODPROBE_CONF,
+                    "as rendered" if wanted else "none",
+                    "different",
+                    "platform.modules",
+                )
+            )
+        return drifts
+
+    def plan(self, inputs: Inputs, resolved: Resolved) -> tuple[list[Action], list[Refusal]]:
+        refusals = [
+            Refusal(
+                self.name, f.field, f.reason, f"{f.field}: {say(f.observed)}, wanted {f.desired}", f.next_step
+            )
+            for f in self.findings(inputs, resolved)
+            if f.wrong
+        ]
+        actions = []
+        if _conf_differs(inputs):
+            actions.append(
+                Action(
+                    self.name, "write-module-options", "host", f"write {MODPROBE_CONF}", Stage.PREPARE, Disruption.NONE,
+                    params={"text": modprobe_conf(inputs)}, undo="remove the file",
+                    why="module options must hold when the modules are next loaded",
+                )
+            )  # fmt: skip
+        return actions, refusals
+
+    def predict(self, action: Action, inputs: Inputs) -> Inputs:
+        text = action.params["text"]
+        files = {**inputs.obs.host_files, MODPROBE_CONF: Known(text) if text else Absent()}
+        return replace(inputs, obs=replace(inputs.obs, host_files=files))
+
+    def conditions(self, inputs: Inputs, resolved: Resolved, plan: Plan) -> list[Condition]:
+        findings = self.findings(inputs, resolved)
+        wrong = [f for f in findings if f.wrong]
+        unknown = [f for f in findings if isinstance(f.observed, Unknown)]
+        conditions = [_summary(wrong, unknown, len(findings))]
+        return [*conditions, *_driver_conditions(inputs), *_kernel_conditions(inputs, resolved)]
+
+    async def act(self, action: Action, ports: Ports) -> None:
+        host, text = ports.targets("host"), action.params["text"]
+        await (host.write_file(MODPROBE_CONF, text) if text else host.remove_file(MODPROBE_CONF))
+        if (await host.read_file(MODPROBE_CONF) or "") != text:
+            raise TransientError(
+                f"{MODPROBE_CONF} reads back different from what was written", reason="ReadBackFailed"
+            )
+
+
+def _summary(wrong: list[Finding], unknown: list[Finding], count: int) -> Condition:
+    if wrong:
+        first = wrong[0]
+        message = "; ".join(f"{f.field} is {say(f.observed)}, wanted {f.desired}" for f in wrong)
+        return Condition(
+            type="PlatformReady",
+            status="False",
+            reason=first.reason,
+            message=message,
+            next_step=first.next_step,
+        )
+    if unknown:
+        message = "; ".join(f"{f.field}: {say(f.observed)}" for f in unknown)
+        return Condition(type="PlatformReady", status="Unknown", reason="NotObserved", message=message)
+    return Condition(
+        type="PlatformReady", status="True", reason="AsSpecified", message=f"{count} properties as specified"
+    )
+
+
+def iommu_mode(inputs: Inputs, resolved: Resolved) -> Fact[str]:
+    """What the IOMMU does with the selected GPUs' DMA: the groups' types, never the command line."""
+    if not isinstance(inputs.obs.pci, Known):
+        return Unknown(inputs.obs.pci.reason or "the PCI tree was not read")
+    pci = inputs.obs.pci.value
+    modes: set[str] = set()
+    for slot in resolved.slots:
+        function = pci.functions[slot.gpu]
+        if isinstance(function.iommu_group, Unknown):
+            return Unknown(f"the IOMMU group of {slot.gpu} cannot be read: {function.iommu_group.reason}")
+        group = (
+            pci.groups.get(function.iommu_group.value) if isinstance(function.iommu_group, Known) else None
+        )
+        if group is not None and isinstance(group.type, Unknown):
+            return Unknown(f"the type of IOMMU group {group.number} cannot be read: {group.type.reason}")
+        modes.add(MODES.get(value_or(group.type, ""), "unheard of") if group is not None else "off")
+    if not modes:
+        return Unknown("no GPU is selected")
+    return Known(modes.pop()) if len(modes) == 1 else Known("mixed: " + ", ".join(sorted(modes)))
+
+
+def _iommu(inputs: Inputs, resolved: Resolved) -> list[Finding]:
+    wanted = inputs.spec.platform.iommu
+    if wanted == "any":
+        return []
+    steps = {
+        "translated": "remove iommu=pt, amd_iommu=off and iommu=off from the kernel command line and reboot",
+        "passthrough": "put iommu=pt on the kernel command line and reboot",
+        "off": "put amd_iommu=off (AMD) or intel_iommu=off (Intel) on the kernel command line and reboot",
+    }
+    return [Finding("iommu", wanted, iommu_mode(inputs, resolved), "IommuMode", steps[wanted])]
+
+
+def _sev_snp(inputs: Inputs) -> list[Finding]:
+    wanted = inputs.spec.platform.sev_snp
+    if wanted == "any":
+        return []
+    fact = inputs.obs.platform.sev_snp
+    observed: Fact[str] = (
+        fact if not isinstance(fact, Known) else Known("enabled" if fact.value else "disabled")
+    )
+    if isinstance(observed, Absent):
+        observed = Known("disabled")
+    step = (
+        "remove iommu=pt, amd_iommu=off and iommu=off from the kernel command line, enable SNP in the firmware, and reboot"
+        if wanted == "enabled"
+        else "put kvm_amd.sev_snp=0 on the kernel command line and reboot"
+    )
+    return [Finding("sevSnp", wanted, observed, "SevSnp", step)]
+
+
+def _arguments(inputs: Inputs) -> list[Finding]:
+    wanted, cmdline = inputs.spec.platform.kernel_args, inputs.obs.platform.cmdline
+    if not isinstance(cmdline, Known):
+        reason = cmdline.reason or "it was not read"
+        none = Unknown(f"the kernel command line cannot be read: {reason}")
+        return (
+            [Finding("kernelArgs", "as specified", none, "KernelArgs", "")]
+            if wanted.require or wanted.forbid
+            else []
+        )
+    words = cmdline.value
+    findings = [
+        Finding(f"kernelArgs {a}", "present", Known("present" if a in words else "absent"), "KernelArgs",
+                f"put {a} on the kernel command line and reboot")
+        for a in wanted.require
+    ]  # fmt: skip
+    for pattern in wanted.forbid:
+        found = [w for w in words if fnmatchcase(w, pattern)]
+        observed = Known(" ".join(found) or "absent")
+        step = f"remove {' '.join(found) or pattern} from the kernel command line and reboot"
+        findings.append(Finding(f"kernelArgs {pattern}", "absent", observed, "KernelArgs", step))
+    return findings
+
+
+def _identical_cards(inputs: Inputs, resolved: Resolved) -> list[Finding]:
+    """ids= takes every identical card, also those that the spec keeps on nvidia."""
+    if len({s.driver for s in resolved.slots}) < 2:
+        return []
+    words = value_or(inputs.obs.platform.cmdline, ())
+    options = value_or(inputs.obs.platform.module_options, ())
+    found = [w for w in words if w.startswith("vfio-pci.ids=")]
+    found += [o for o in options if o.startswith("options vfio-pci ") and " ids=" in o]
+    if not found:
+        return []
+    step = f"remove {found[0]!r}: the agent's udev rules bind by address, and reboot"
+    return [Finding("vfio-pci ids", "none", Known("; ".join(found)), "IdenticalCards", step)]
+
+
+def _driver(inputs: Inputs) -> list[Finding]:
+    wanted = inputs.spec.platform.nvidia_driver
+    needed = any(g.driver == "nvidia" for g in inputs.spec.gpus.values())
+    if wanted is None or not needed:
+        return []
+    step = f"install NVIDIA driver {wanted} on the host and in every target"
+    return [Finding("nvidiaDriver", wanted, inputs.obs.platform.nvidia_driver, "DriverVersion", step)]
+
+
+def _modules(inputs: Inputs) -> list[Finding]:
+    modules = inputs.obs.platform.modules
+    findings = []
+    for name, options in inputs.spec.platform.modules.items():
+        for parameter, value in options.items():
+            observed = _parameter(modules, name, parameter)
+            if isinstance(observed, Absent):
+                continue  # not loaded: the file that the agent writes decides when it is
+            step = f"unload and load {name}, or reboot: {MODPROBE_CONF} has the option"
+            findings.append(
+                Finding(
+                    f"{name}.{parameter}",
+                    _module_value(str(value), observed),
+                    observed,
+                    "ModuleOptions",
+                    step,
+                )
+            )
+    return findings
+
+
+def _parameter(modules: Fact[Mapping[str, Module]], name: str, parameter: str) -> Fact[str]:
+    if not isinstance(modules, Known):
+        return Unknown(modules.reason or "modules were not read")
+    module = modules.value.get(name)
+    if module is None:
+        return Absent("not loaded")
+    found = module.parameters.get(parameter)
+    return Known(found) if found is not None else Unknown(f"{name} shows no parameter {parameter}")
+
+
+def _module_value(wanted: str, observed: Fact[str]) -> str:
+    """Boolean parameters read back as Y and N whatever was written."""
+    if observed in (Known("Y"), Known("N")):
+        return {"1": "Y", "0": "N", "y": "Y", "n": "N"}.get(wanted, wanted)
+    return wanted
+
+
+def modprobe_conf(inputs: Inputs) -> str:
+    modules = inputs.spec.platform.modules
+    if not modules:
+        return ""
+    lines = ["# Written by gpu-host-agent from the spec; edits here are drift and will be taken back."]
+    lines += [
+        f"options {m} " + " ".join(f"{k}={v}" for k, v in sorted(o.items()))
+        for m, o in sorted(modules.items())
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _conf_differs(inputs: Inputs) -> bool:
+    observed = inputs.obs.host_files.get(MODPROBE_CONF)
+    wanted = modprobe_conf(inputs)
+    if observed is None or isinstance(observed, Unknown):
+        return False
+    return observed != (Known(wanted) if wanted else Absent())
+
+
+def _driver_conditions(inputs: Inputs) -> list[Condition]:
+    """One NVIDIA driver version everywhere: the kernel module and the user space of every target."""
+    if not inputs.obs.targets:
+        return []
+    wrong = [
+        f"user space {differ[0]} in {place}, kernel module {differ[1]} on the host"
+        for place, facts in sorted(inputs.obs.targets.items())
+        if (differ := driver_versions(facts, inputs)) is not None
+    ]
+    lost = [
+        f"NVML fails in {place}: {facts.nvml.reason}"
+        for place, facts in sorted(inputs.obs.targets.items())
+        if isinstance(facts.nvml, Unknown) and facts.nvml.code.startswith("Nvml")
+    ]
+    if isinstance(inputs.obs.nvml, Unknown):
+        lost.append(f"NVML fails on the host: {inputs.obs.nvml.reason}")
+    if not wrong and not lost:
+        known = all(isinstance(f.user_driver, Known) for f in inputs.obs.targets.values())
+        version = say(inputs.obs.platform.nvidia_driver)
+        status: Truth = (
+            "True" if known and isinstance(inputs.obs.platform.nvidia_driver, Known) else "Unknown"
+        )
+        message = f"{version} everywhere" if status == "True" else "not every target shows its driver version"
+        return [
+            Condition(
+                type="DriverVersionsAgree",
+                status=status,
+                reason="Agree" if known else "NotObserved",
+                message=message,
+            )
+        ]
+    step = (
+        "install one driver version on the host and in every target"
+        if wrong
+        else "restart the container or reload the driver"
+    )
+    reason = "DriverMismatch" if wrong else "NvmlFails"
+    return [
+        Condition(
+            type="DriverVersionsAgree",
+            status="False",
+            reason=reason,
+            message="; ".join(wrong + lost),
+            next_step=step,
+        )
+    ]
+
+
+def _kernel_conditions(inputs: Inputs, resolved: Resolved) -> list[Condition]:
+    """Health of the selected GPUs by the kernel's own words and NVML's recovery action."""
+    if isinstance(inputs.obs.kernel_events, Unknown):
+        message = f"the kernel log cannot be read: {inputs.obs.kernel_events.reason}"
+        return [Condition(type="GpusHealthy", status="Unknown", reason="KernelLogUnknown", message=message)]
+    events = value_or(inputs.obs.kernel_events, ())
+    if inputs.spec.platform.sev_snp == "enabled" and any(e.sort == "snp-refused" for e in events):
+        step = "remove iommu=pt, amd_iommu=off and iommu=off from the kernel command line and reboot"
+        refused = [
+            Condition(
+                type="SnpPossible", status="False", reason="SnpRefused", message=SNP_REASON, next_step=step
+            )
+        ]
+    else:
+        refused = []
+    return [*refused, _gpu_health(inputs, resolved)]
+
+
+def _gpu_health(inputs: Inputs, resolved: Resolved) -> Condition:
+    problems = [f"{a}: {q.message}" for a, q in sorted(inputs.memory.quarantine.items())
+                if Known(q.boot_id) == inputs.obs.platform.boot_id]  # fmt: skip
+    nvml = inputs.obs.nvml.value if isinstance(inputs.obs.nvml, Known) else None
+    unknown = []
+    for slot in resolved.slots:
+        gpu = nvml.gpus.get(slot.gpu) if nvml is not None else None
+        if isinstance(gpu, Unknown):
+            problems.append(f"{slot.gpu}: {gpu.reason}")
+        elif isinstance(gpu, Known):
+            action = value_or(gpu.value.recovery_action, "none")
+            problems += [f"{slot.gpu}: recovery action pending: {action}"] if action != "none" else []
+        elif slot.driver == "nvidia" and not slot.driver_wrong:
+            unknown.append(slot.gpu)
+    if problems:
+        step = "reset or replace the GPU, or reboot the host when it suits you"
+        return Condition(
+            type="GpusHealthy", status="False", reason="GpuFault", message="; ".join(problems), next_step=step
+        )
+    if unknown:
+        return Condition(
+            type="GpusHealthy",
+            status="Unknown",
+            reason="NotObserved",
+            message="NVML does not show " + ", ".join(unknown),
+        )
+    return Condition(type="GpusHealthy", status="True", reason="NoFaults", message="no fault is known")

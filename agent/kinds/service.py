@@ -1,0 +1,186 @@
+"""Services: a revision runs, proved. Starting is the prover's (loop/trial.py); stopping in order is here."""
+
+from dataclasses import replace
+
+from agent.core.condition import Condition
+from agent.core.errors import TerminalError
+from agent.core.fact import Absent, Known, Unknown
+from agent.core.inputs import Inputs
+from agent.core.memory import Promoted
+from agent.core.model import with_memory, with_service, without_holders
+from agent.core.observation import Process, ServiceFacts, Unit
+from agent.core.plan import Action, Disruption, Drift, Plan, Refusal, Stage
+from agent.core.resolve import Resolved, ResolvedService, resolve
+from agent.core.revision import Revision
+from agent.ports import Ports
+
+
+class ServiceKind:
+    name = "service"
+
+    def diff(self, inputs: Inputs, resolved: Resolved) -> list[Drift]:
+        return [
+            Drift(self.name, s.name, "runs", _revision(s.effective), s.reason, _because(s))
+            for s in resolved.services.values()
+            if s.need in {"trial", "prove"} or (s.need == "wait" and s.effective is not None)
+        ]
+
+    def plan(self, inputs: Inputs, resolved: Resolved) -> tuple[list[Action], list[Refusal]]:
+        actions: list[Action] = []
+        refusals: list[Refusal] = []
+        for service in resolved.services.values():
+            refusals += service.refusals
+            if service.must_stop:
+                actions.append(_stop(service, inputs))
+            if service.need == "trial":
+                actions += [_preflight(service), _trial(service)]
+            elif service.need == "prove" and not service.must_stop:
+                actions.append(_prove(service))
+        return actions, refusals
+
+    def predict(self, action: Action, inputs: Inputs) -> Inputs:
+        """The model assumes that starts succeed and proofs pass."""
+        name = action.target
+        if action.verb == "stop":
+            unit = inputs.spec.services[name].unit
+            stopped = with_service(inputs, name, _stopped)
+            return without_holders(stopped, lambda h: h.unit == unit)
+        if action.verb in {"trial", "prove"}:
+            return _proved(name, inputs)
+        return inputs
+
+    def conditions(self, inputs: Inputs, resolved: Resolved, plan: Plan) -> list[Condition]:
+        return [_condition(s, inputs) for s in resolved.services.values()]
+
+    async def act(self, action: Action, ports: Ports) -> None:
+        raise TerminalError(f"{action.verb} is run by the prover", reason="WrongDoor")
+
+
+def _revision(revision: Revision | None) -> str:
+    return f"revision {revision.id}" if revision else "nothing"
+
+
+def _because(service: ResolvedService) -> str:
+    if service.fallback:
+        return "the last good revision: the one the spec means was rejected"
+    return service.p2p.reason if service.effective and not service.effective.p2p else "the spec"
+
+
+def _touches(service: ResolvedService, inputs: Inputs) -> tuple[str, ...]:
+    """The unit, its GPUs, and every function that its processes hold now."""
+    unit = service.service.unit
+    held = [
+        address for address, fact in sorted(inputs.obs.holders.items())
+        if isinstance(fact, Known) and any(h.unit == unit for h in fact.value)
+    ]  # fmt: skip
+    return (unit, *dict.fromkeys([*service.gpus, *held]))
+
+
+def _stop(service: ResolvedService, inputs: Inputs) -> Action:
+    return Action(
+        "service", "stop", service.name, f"drain and stop {service.service.unit} in {service.target}, and prove it stopped",
+        Stage.STOP, Disruption.RESTART, touches=_touches(service, inputs), hits=(f"users of {service.name}",),
+        undo="start it again", why=service.reason,
+    )  # fmt: skip
+
+
+def _preflight(service: ResolvedService) -> Action:
+    return Action(
+        "service", "preflight", service.name, f"check in {service.target} that {service.name} can start",
+        Stage.PREPARE, Disruption.NONE, touches=(service.service.unit,), why="a failed check costs no downtime",
+    )  # fmt: skip
+
+
+def _trial(service: ResolvedService) -> Action:
+    what = "restore the last good revision" if service.fallback else f"start {_revision(service.effective)}"
+    untested = not service.p2p.current and len(service.gpus) > 1 and service.service.p2p != "off"
+    note = ", with the P2P setting that the self-test decides" if untested and not service.fallback else ""
+    return Action(
+        "service", "trial", service.name, f"{what} of {service.name} on trial: ready, effective, smoke, benchmark{note}",
+        Stage.START, Disruption.RESTART if service.running else Disruption.LIVE,
+        touches=(service.service.unit, *service.gpus), hits=(f"users of {service.name}",),
+        undo="the last good revision comes back" if service.service.gate.on_failure == "rollback" else "stop and wait",
+        why=_because(service),
+    )  # fmt: skip
+
+
+def _prove(service: ResolvedService) -> Action:
+    return Action(
+        "service", "prove", service.name, f"smoke-test and benchmark {service.name} as it runs",
+        Stage.START, Disruption.LIVE, touches=(service.service.unit, *service.gpus), hits=(f"users of {service.name}",),
+        undo="the last good revision comes back", why=service.reason,
+    )  # fmt: skip
+
+
+def _stopped(facts: ServiceFacts) -> ServiceFacts:
+    if not isinstance(facts.unit, Known):
+        return facts
+    unit = replace(facts.unit.value, active_state="inactive", sub_state="dead", main_pid=0, pids=())
+    return replace(facts, unit=Known(unit), process=Absent("not running"), health=Absent("not running"))
+
+
+def _proved(name: str, inputs: Inputs) -> Inputs:
+    resolved = resolve(inputs).services[name]
+    revision = resolved.effective
+    if revision is None:
+        return inputs
+    unit = Unit(revision.unit, "loaded", "active", "running", main_pid=1)
+    process = Known(Process(1, revision.argv, revision.env))
+    after = with_service(
+        inputs,
+        name,
+        lambda f: replace(
+            f, unit=Known(unit), files=Known(revision.files), process=process, health=Known("ok")
+        ),
+    )
+    promoted = Promoted(revision=revision, generation=inputs.generation, at=inputs.now, benchmark=None)
+    return with_memory(after, promoted={**inputs.memory.promoted, name: promoted})
+
+
+def _condition(service: ResolvedService, inputs: Inputs) -> Condition:
+    kind = f"ServiceReady/{service.name}"
+    facts = inputs.obs.services.get(service.name, ServiceFacts())
+    rejected = next((r for r in service.refusals if r.reason == "RevisionRejected"), None)
+    blocking = next((r for r in service.refusals if r is not rejected), None)
+    if isinstance(facts.unit, Unknown):
+        return Condition(type=kind, status="Unknown", reason="UnitUnknown", message=facts.unit.reason)
+    if not service.running:
+        trial = inputs.memory.trials.get(service.name)
+        why = blocking or rejected
+        message = why.message if why else (trial.message if trial and trial.message else "it is not running")
+        reason = why.reason if why else "NotRunning"
+        return Condition(
+            type=kind, status="False", reason=reason, message=message, next_step=why.next_step if why else ""
+        )
+    if isinstance(facts.health, Unknown):
+        return Condition(
+            type=kind,
+            status="False",
+            reason="NotAnswering",
+            message=f"it runs and does not answer: {facts.health.reason}",
+        )
+    if blocking is not None:
+        return Condition(
+            type=kind,
+            status="False",
+            reason=blocking.reason,
+            message=blocking.message,
+            next_step=blocking.next_step,
+        )
+    if service.need != "nothing":
+        return Condition(type=kind, status="Unknown", reason="NotProved", message=service.reason)
+    if isinstance(facts.health, Absent):
+        return Condition(
+            type=kind,
+            status="False",
+            reason="NotAnswering",
+            message=facts.health.reason or "connection refused",
+        )
+    if rejected is not None:
+        message = f"the last good revision {_revision(service.effective)} runs; {rejected.message}"
+        return Condition(
+            type=kind, status="False", reason="RolledBack", message=message, next_step=rejected.next_step
+        )
+    promoted = inputs.memory.promoted.get(service.name)
+    message = f"{_revision(promoted.revision if promoted else None)} runs and is promoted"
+    return Condition(type=kind, status="True", reason="Promoted", message=message)

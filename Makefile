@@ -1,0 +1,45 @@
+# Every target sets up .venv by itself, from hash-locked packages.
+SHELL := /bin/bash
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PYTEST_WORKERS ?= auto
+READY := $(VENV)/.ready
+
+.PHONY: demo test check test-system bench lock clean setup
+.DEFAULT_GOAL := test
+
+setup: $(READY)
+
+$(READY): requirements.lock .ci/build.lock pyproject.toml .ci/setup
+	@PYTHON="$(PYTHON)" VENV="$(VENV)" .ci/setup
+	@touch $@
+
+demo: $(READY)
+	@$(BIN)/python -m agent.app.demo --directory build/demo
+
+test: $(READY)
+	@$(BIN)/python -m pytest -n $(PYTEST_WORKERS) -m "not system" $(ARGS)
+
+check: $(READY)
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@$(BIN)/mypy
+	@PYTHONPATH=. $(BIN)/lint-imports --no-cache
+
+test-system: $(READY)
+	@$(BIN)/python -m pytest -m system $(ARGS)
+
+bench: $(READY)
+	@$(BIN)/python -m tests.bench --out build/bench.json
+
+# Renews requirements.lock and .ci/build.lock; needs uv.
+lock:
+	uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-header --no-emit-index-url --no-annotate \
+	  --group dev -o requirements.lock pyproject.toml
+	uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-header --no-emit-index-url --no-annotate \
+	  --group build -o .ci/build.lock pyproject.toml
+
+clean:
+	rm -rf $(VENV) build .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache *.egg-info
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,30 @@
+"""``agent explain PATH``: what a spec field means, and, once the agent has run, what it became and why."""
+
+import json
+
+from agent.app.paths import Paths
+from agent.core.explain import describe
+
+
+def explain(path: str, paths: Paths) -> str | None:
+    parts = [describe(path), _effective(path.removeprefix("spec."), paths)]
+    found = [part for part in parts if part]
+    return "\n\n".join(found) if found else None
+
+
+def _effective(path: str, paths: Paths) -> str:
+    """Values that the agent decided, for paths such as services.qwen.env.NCCL_P2P_DISABLE."""
+    try:
+        status = json.loads(paths.status.read_bytes())
+    except (OSError, ValueError):
+        return ""
+    lines = []
+    for service in status.get("services", ()):
+        prefix = f"services.{service['name']}"
+        if path != prefix and not path.startswith(prefix + "."):
+            continue
+        rest = path.removeprefix(prefix).lstrip(".").replace("nccl.", "env.", 1)
+        for key, why in sorted(service.get("why", {}).items()):
+            if rest in {"", key} or key.startswith(rest + "."):
+                lines.append(f"{prefix}.{key} = {why['value']}  ({why['source']}: {why['reason']})")
+    return "\n".join(lines)

@@ -1,0 +1,72 @@
+"""Looking without touching: ``plan`` and ``observe`` write nothing and need no lock."""
+
+from agent.app.paths import Paths
+from agent.app.wiring import NOT_ACTING, Choice, open_host
+from agent.core.inputs import Inputs
+from agent.core.laws import check_plan
+from agent.core.memory import Memory
+from agent.core.observation import Observation
+from agent.core.plan import Disruption, Plan
+from agent.core.spec import GpuHost
+from agent.core.spec_load import load
+from agent.kind import plan_all, trajectory
+from agent.kinds import ALL
+from agent.loop.absorb import absorb
+from agent.loop.health import HealthProbe
+from agent.loop.observe import Observer
+
+EMPTY_SPEC = {"apiVersion": "gpu-host/v1", "kind": "GpuHost", "metadata": {"name": "none"}, "spec": {}}
+
+
+async def plan_only(choice: Choice, paths: Paths) -> tuple[Plan, str]:
+    """The plan for the spec file as it is now, and why it would not be executed ("" when it would)."""
+    host = load(paths.spec.read_text(encoding="utf-8"), str(paths.spec)).spec
+    memory = _memory(paths)
+    obs, simulated, now = await _observe(choice, paths, host, memory)
+    inputs = Inputs(host, memory.generation, obs, absorb(memory, obs, now), now, bool(simulated))
+    plan = plan_all(ALL, inputs)
+    violations = check_plan(plan, inputs, trajectory(ALL, plan, inputs))
+    if violations:
+        return plan, "; ".join(f"law {v.law}: {v.action} {v.message}" for v in violations)
+    return plan, _policy(plan, host, simulated)
+
+
+def _policy(plan: Plan, host: GpuHost, simulated: str) -> str:
+    policy = host.spec.policy
+    allowed = {Disruption.NONE, *(Disruption[name.upper()] for name in policy.allow)}
+    if not plan.actions:
+        return ""
+    if not simulated:
+        return NOT_ACTING
+    if policy.mode == "observe":
+        return "policy.mode is observe: the agent plans and does not act"
+    beyond = sorted({str(a.disruption) for a in plan.actions if a.disruption not in allowed})
+    return f"it needs {', '.join(beyond)}, and policy.allow does not have it" if beyond else ""
+
+
+async def observe_only(choice: Choice, paths: Paths) -> tuple[Observation, str]:
+    """Every fact of this host; with a spec that can be read, also its targets and services."""
+    try:
+        host = load(paths.spec.read_text(encoding="utf-8"), str(paths.spec)).spec
+    except (OSError, ValueError):
+        host = GpuHost.model_validate(EMPTY_SPEC)
+    obs, simulated, _ = await _observe(choice, paths, host, _memory(paths))
+    return obs, simulated
+
+
+async def _observe(
+    choice: Choice, paths: Paths, host: GpuHost, memory: Memory
+) -> tuple[Observation, str, float]:
+    ports, simulation = open_host(choice, paths)
+    health = HealthProbe(ports)
+    try:
+        return await Observer(ports, health).observe(host, memory), ports.simulated, ports.clock.now()
+    finally:
+        await health.close()
+        if simulation is not None:
+            await simulation.close()
+
+
+def _memory(paths: Paths) -> Memory:
+    path = paths.state / "memory.json"
+    return Memory.model_validate_json(path.read_bytes()) if path.exists() else Memory()

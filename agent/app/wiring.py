@@ -1,0 +1,160 @@
+"""The one place that chooses real or simulated, and puts the parts together."""
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from agent.app.paths import ETC_SPEC, Paths
+from agent.core.errors import TerminalError
+from agent.host.inference import HttpInference
+from agent.host.real import real_ports
+from agent.host.spec_file import FileSpecSource
+from agent.kinds import ALL
+from agent.loop.execute import Executor
+from agent.loop.health import HealthProbe
+from agent.loop.journal import Journal
+from agent.loop.lifecycle import Lifecycle
+from agent.loop.observe import DEADLINE, Observer
+from agent.loop.prove import SelfTest
+from agent.loop.publish import Publisher
+from agent.loop.reconcile import Reconciler
+from agent.loop.run import Triggers
+from agent.loop.specs import Specs
+from agent.loop.store import Store
+from agent.loop.trial import Trials
+from agent.ports import NotifyPort, Ports
+from agent.sim.host import SimulatedHost, simulated_host
+from agent.sim.scenario import load_scenario
+from agent.sim.spec_edit import spec_editor
+
+NOT_ACTING = "acting on real hosts is not offered by this version: it observes and plans only"
+
+
+class SilentNotify:
+    """``NotifyPort`` for one-shot commands: systemd is not told about them."""
+
+    def send(self, state: str) -> None:
+        pass
+
+
+class GrantedPermit:
+    """``Permit`` of a single host: always granted."""
+
+    async def acquire(self, plan_id: str, disruption: str) -> str:  # noqa: ARG002 - the port's signature
+        return ""
+
+    async def release(self) -> None:
+        pass
+
+
+@dataclass(slots=True)
+class Assembly:
+    """One agent, put together. ``progress`` may be replaced before the first pass."""
+
+    paths: Paths
+    ports: Ports
+    store: Store
+    journal: Journal
+    reconciler: Reconciler
+    triggers: Triggers
+    edited: asyncio.Event
+    simulation: SimulatedHost | None
+    progress: Callable[[str], None] = field(default=lambda _text: None)
+
+    async def close(self) -> None:
+        await self.reconciler.observer.health.close()
+        self.journal.close()
+        if self.simulation is not None:
+            await self.simulation.close()
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """What the command line chose."""
+
+    kind: str  # real or sim
+    profile: str = ""
+    scenario: Path | None = None
+    time_factor: float | None = None
+
+
+def open_host(choice: Choice, paths: Paths) -> tuple[Ports, SimulatedHost | None]:
+    if choice.kind == "real":
+        return real_ports(), None
+    scenario = load_scenario(choice.scenario) if choice.scenario else None
+    host = simulated_host(
+        choice.profile,
+        state=paths.world,
+        scenario=scenario,
+        time_factor=choice.time_factor,
+        inference=HttpInference,
+    )
+    return host.ports, host
+
+
+def assemble(
+    choice: Choice,
+    paths: Paths,
+    *,
+    notify: NotifyPort | None = None,
+    log: Callable[..., None] = lambda *_args, **_fields: None,
+    deadline: float = DEADLINE,
+) -> Assembly:
+    """An agent for this host. Raises AgentError when its directories cannot be used."""
+    ports, simulation = open_host(choice, paths)
+    return assemble_on(ports, paths, simulation=simulation, notify=notify, log=log, deadline=deadline)
+
+
+def assemble_on(
+    ports: Ports,
+    paths: Paths,
+    *,
+    simulation: SimulatedHost | None = None,
+    notify: NotifyPort | None = None,
+    log: Callable[..., None] = lambda *_args, **_fields: None,
+    deadline: float = DEADLINE,
+) -> Assembly:
+    store, journal = _open_state(paths)
+    triggers, edited = Triggers(), asyncio.Event()
+    observer = Observer(ports, HealthProbe(ports, lambda: triggers.fire("health changed")), deadline)
+    strict = not ports.simulated and paths.spec == ETC_SPEC
+    specs = Specs(
+        FileSpecSource(paths.spec, strict=strict), store, journal, ports.clock.now, path=str(paths.spec)
+    )
+    told = notify or SilentNotify()
+    publisher = Publisher(paths.status, ports.clock, journal, told, ports.simulated)
+    holder: dict[str, Any] = {}
+
+    def progress(text: str) -> None:
+        holder["assembly"].progress(text)
+
+    async def look() -> Any:
+        return await holder["reconciler"].look()
+
+    trials = Trials(Lifecycle(ports, observer), store, journal, look, edited, progress)
+    executor = Executor(ports, ALL, store, journal, trials, SelfTest(ports, store, look, progress), progress)
+    reconciler = Reconciler(
+        ports, ALL, store, journal, specs, observer, executor, publisher, GrantedPermit(),
+        acting="" if ports.simulated else NOT_ACTING, log=log,
+    )  # fmt: skip
+    assembly = Assembly(paths, ports, store, journal, reconciler, triggers, edited, simulation)
+    holder.update(assembly=assembly, reconciler=reconciler)
+    return assembly
+
+
+def _open_state(paths: Paths) -> tuple[Store, Journal]:
+    try:
+        store = Store(paths.state)
+        paths.run.mkdir(parents=True, exist_ok=True)
+        return store, Journal(paths.state / "journal.jsonl")
+    except OSError as error:
+        raise TerminalError(
+            f"{error.filename or paths.state}: {error.strerror or error}",
+            reason="StateUnusable",
+            next_step="run as root, or give a directory of your own with --root",
+        ) from error
+
+
+__all__ = ["Assembly", "Choice", "assemble", "assemble_on", "open_host"]

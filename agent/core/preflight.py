@@ -1,0 +1,123 @@
+"""Preflight: what can be known before a running service is stopped. A failed check costs no downtime."""
+
+from agent.core.fact import Absent, Fact, Known, Unknown
+from agent.core.inputs import Inputs
+from agent.core.observation import TargetFacts
+from agent.core.plan import Refusal
+from agent.core.revision import Revision
+from agent.core.spec import Service, target_name
+
+# With P2P off NCCL moves data through /dev/shm; below this it fails or hangs at start.
+SHM_NEEDED = 1 << 30
+
+
+def preflight(name: str, service: Service, revision: Revision, inputs: Inputs) -> list[Refusal]:
+    """Every reason not to stop and start this service now."""
+    target = inputs.obs.targets.get(target_name(service.target))
+    if target is None:
+        return [
+            _refusal(
+                name,
+                "TargetUnknown",
+                f"{target_name(service.target)} was not observed",
+                "wait for the next pass",
+            )
+        ]
+    if not isinstance(target.reachable, Known) or not target.reachable.value:
+        why = "it is not running" if isinstance(target.reachable, Known | Absent) else target.reachable.reason
+        message = f"{target_name(service.target)} cannot be reached: {why}"
+        return [_refusal(name, "TargetUnreachable", message, "start the container or repair the connection")]
+    checks = (
+        _unit(name, inputs),
+        _driver(name, target, inputs),
+        _nvml_inside(name, target),
+        _shm(name, target, revision),
+        _model(name, service, inputs),
+        _parallelism(name, service, revision),
+    )
+    return [refusal for refusal in checks if refusal is not None]
+
+
+def _refusal(name: str, reason: str, message: str, next_step: str) -> Refusal:
+    return Refusal("service", name, reason, message, next_step)
+
+
+def _unit(name: str, inputs: Inputs) -> Refusal | None:
+    facts = inputs.obs.services.get(name)
+    unit = facts.unit if facts else Unknown("not observed")
+    if isinstance(unit, Unknown):
+        return _refusal(
+            name, "UnitUnknown", f"its unit cannot be read: {unit.reason}", "wait for the next pass"
+        )
+    if isinstance(unit, Absent) or unit.value.load_state == "not-found":
+        where = f"{inputs.spec.services[name].unit} in {target_name(inputs.spec.services[name].target)}"
+        return _refusal(
+            name,
+            "UnitMissing",
+            f"there is no unit {where}",
+            "create the unit there; the agent owns only a drop-in of it",
+        )
+    return None
+
+
+def driver_versions(target: TargetFacts, inputs: Inputs) -> tuple[str, str] | None:
+    """(user space in the target, kernel module) when both are known and differ."""
+    user, kernel = target.user_driver, inputs.obs.platform.nvidia_driver
+    if isinstance(user, Known) and isinstance(kernel, Known) and user.value != kernel.value:
+        return user.value, kernel.value
+    return None
+
+
+def _driver(name: str, target: TargetFacts, inputs: Inputs) -> Refusal | None:
+    place = target_name(inputs.spec.services[name].target)
+    if (differ := driver_versions(target, inputs)) is not None:
+        message = (
+            f"user-space driver {differ[0]} in {place}, kernel module {differ[1]} on the host (NVML error 18)"
+        )
+        return _refusal(name, "DriverMismatch", message, f"install user-space driver {differ[1]} in {place}")
+    if isinstance(target.user_driver, Absent):
+        return _refusal(
+            name, "DriverMissing", f"no NVIDIA user-space driver in {place}", f"install it in {place}"
+        )
+    return None
+
+
+def _nvml_inside(name: str, target: TargetFacts) -> Refusal | None:
+    """The host may see GPUs that the target has lost, for instance after a daemon-reload."""
+    if isinstance(target.nvml, Unknown) and target.nvml.code.startswith("Nvml"):
+        message = f"NVML fails inside the target: {target.nvml.reason}"
+        return _refusal(
+            name, "TargetLostGpus", message, "restart the container so that it gets its devices back"
+        )
+    return None
+
+
+def _shm(name: str, target: TargetFacts, revision: Revision) -> Refusal | None:
+    size: Fact[int] = target.shm_bytes
+    if revision.p2p or len(revision.gpus) < 2 or not isinstance(size, Known) or size.value >= SHM_NEEDED:
+        return None
+    message = f"/dev/shm is {size.value >> 20} MiB, and with P2P off NCCL needs at least {SHM_NEEDED >> 20} MiB there"
+    return _refusal(
+        name, "ShmTooSmall", message, "enlarge /dev/shm in the target: mount -o remount,size=16G /dev/shm"
+    )
+
+
+def _model(name: str, service: Service, inputs: Inputs) -> Refusal | None:
+    facts = inputs.obs.services.get(name)
+    if facts is not None and facts.model_present == Known(value=False):
+        path = service.args.get("model-path")
+        return _refusal(
+            name,
+            "ModelMissing",
+            f"the model path {path} does not exist in the target",
+            "mount or copy the model there",
+        )
+    return None
+
+
+def _parallelism(name: str, service: Service, revision: Revision) -> Refusal | None:
+    tp = service.args.get("tensor-parallel-size", service.args.get("tp-size", 1))
+    if isinstance(tp, int) and tp > len(revision.gpus):
+        message = f"tensor-parallel-size {tp} needs {tp} GPUs; group {service.gpus} has {len(revision.gpus)}"
+        return _refusal(name, "TooFewGpus", message, "correct the group or tensor-parallel-size")
+    return None

@@ -1,0 +1,183 @@
+"""NVML through a short-lived child (``nvml_child``): codes become facts, units become the observation's."""
+
+import asyncio
+import os
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TypeVar
+
+from pydantic import ValidationError
+
+from agent.core.fact import Absent, Fact, Known, Unknown, say
+from agent.core.observation import Gpu, Nvml
+from agent.host.command import StuckError, run_command
+from agent.host.nvidia_version import library_version, module_version
+from agent.host.nvml_wire import Answer, Cell, Fault, GpuAnswer
+from agent.host.reading import PCI_ADDRESS, names_in
+from agent.host.refusal import refuse
+
+T = TypeVar("T")
+U = TypeVar("U")
+
+DEADLINE = 20.0  # seconds; opening an idle GPU without persistence mode takes a few
+_NOT_SUPPORTED = 3
+_VERSION_MISMATCH = 18
+# nvmlReturn_t -> the condition's reason. Not supported is no fault: the fact is Absent.
+CODES: Mapping[int, str] = {
+    4: "NvmlNoPermission",
+    9: "NvmlDriverNotLoaded",
+    10: "NvmlTimeout",
+    12: "NvmlLibraryNotFound",
+    13: "NvmlFunctionNotFound",
+    15: "GpuLost",
+    16: "GpuResetRequired",
+    _VERSION_MISMATCH: "NvmlVersionMismatch",
+    999: "NvmlUnknownError",
+}
+# nvmlDeviceGpuRecoveryAction_t
+_RECOVERY_ACTIONS = {
+    0: "none",
+    1: "reset",
+    2: "reboot",
+    3: "drain",
+    4: "drain and reset",
+    5: "recover IMEX domain",
+    6: "bus reset",
+    7: "system reboot",
+}
+
+
+class ChildNvml:
+    """``NvmlPort``. The child holds its devices for a fraction of a second and is gone when ``read`` returns.
+
+    ``env`` is added to the environment of the child. ``alone`` is held while the child lives, so that whoever looks
+    for holders does not take it for one.
+    """
+
+    def __init__(
+        self,
+        root: Path = Path("/"),
+        deadline: float = DEADLINE,
+        env: Mapping[str, str] | None = None,
+        alone: asyncio.Lock | None = None,
+    ) -> None:
+        self._root = root
+        self._deadline = deadline
+        self._alone = alone or asyncio.Lock()
+        # -P below keeps the working directory off the child's path: a pynvml.py there must not run as root.
+        package_parent = str(Path(__file__).resolve().parents[2])
+        self._env = {**os.environ, "PYTHONPATH": package_parent, **(env or {})}
+        self._reading: asyncio.Task[Fact[Nvml]] | None = None
+        self._stuck: asyncio.subprocess.Process | None = None
+
+    async def read(self) -> Fact[Nvml]:
+        """Absent: no GPU is on nvidia, so NVML was not opened. Callers at the same time share one child."""
+        if self._reading is None or self._reading.done():
+            self._reading = asyncio.create_task(self._read())
+        return await asyncio.shield(self._reading)
+
+    async def set_persistence_mode(self, address: str, *, on: bool) -> None:
+        refuse(f"switching persistence mode of {address} {'on' if on else 'off'}")
+
+    async def set_power_limit(self, address: str, watts: int) -> None:
+        refuse(f"setting the power limit of {address} to {watts} W")
+
+    async def _read(self) -> Fact[Nvml]:
+        bound = names_in(self._root / "sys/bus/pci/drivers/nvidia")
+        addresses = tuple(name for name in bound if PCI_ADDRESS.fullmatch(name))
+        if not addresses:
+            return Absent("no GPU is bound to nvidia, so NVML was not opened")
+        if self._stuck is not None and self._stuck.returncode is None:
+            return Unknown("an earlier NVML query still sleeps in the kernel", "NvmlStuck")
+        argv = (sys.executable, "-P", "-m", "agent.host.nvml_child", *addresses)
+        try:
+            async with self._alone:
+                done = await run_command(argv, self._deadline, self._env)
+        except TimeoutError as error:
+            self._stuck = error.process if isinstance(error, StuckError) else None
+            return Unknown(f"NVML did not answer within {self._deadline:g}s", "NvmlTimeout")
+        if done.status != 0:
+            last = (done.stderr.strip().splitlines() or ["it said nothing"])[-1]
+            return Unknown(f"the NVML child ended with status {done.status}: {last[:200]}", "NvmlChildFailed")
+        try:
+            answer = Answer.model_validate_json(done.stdout)
+        except ValidationError as error:
+            return Unknown(
+                f"the NVML child's answer has {error.error_count()} errors, such as {error.errors()[0]['msg']}",
+                "NvmlChildFailed",
+            )
+        return self._translate(answer)
+
+    def _translate(self, answer: Answer) -> Fact[Nvml]:
+        if answer.fault is not None:
+            return self._opening_fault(answer.fault)
+        gpus: dict[str, Fact[Gpu]] = {gpu.address: Known(_gpu(gpu)) for gpu in answer.gpus}
+        for closed in answer.closed:
+            gpus[closed.address or f"nvml-index-{closed.index}"] = fault_fact(closed.fault)
+        return Known(
+            Nvml(
+                driver_version=_fact(answer.driver_version),
+                nvml_version=_fact(answer.nvml_version),
+                cuda_version=_fact(answer.cuda_version, lambda v: f"{v // 1000}.{v % 1000 // 10}"),
+                gpus=dict(sorted(gpus.items())),
+            )
+        )
+
+    def _opening_fault(self, fault: Fault) -> Unknown:
+        unknown = fault_fact(fault)
+        if fault.code != _VERSION_MISMATCH:
+            return Unknown(unknown.reason, unknown.code)
+        module, library = say(module_version(self._root)), say(library_version(self._root))
+        return Unknown(
+            f"{unknown.reason}: the kernel module is {module}, the library is {library}", unknown.code
+        )
+
+
+def fault_fact(fault: Fault) -> Unknown:
+    """An NVML code as Unknown, with a reason of its own for each code that needs its own branch."""
+    return Unknown(f"NVML: {fault.text} (code {fault.code})", CODES.get(fault.code, f"NvmlError{fault.code}"))
+
+
+def _same(value: T) -> T:
+    return value
+
+
+def _fact(cell: Cell[T], convert: Callable[[T], U] = _same) -> Fact[U]:  # type: ignore[assignment]  # T is U there
+    if cell.fault is not None:
+        if cell.fault.code == _NOT_SUPPORTED:
+            return Absent("not supported by this GPU")
+        return fault_fact(cell.fault)
+    if cell.value is None:
+        return Unknown("the NVML child left this out", "NvmlChildFailed")
+    return Known(convert(cell.value))
+
+
+def _gpu(gpu: GpuAnswer) -> Gpu:
+    return Gpu(
+        address=gpu.address,
+        index=gpu.index,
+        minor=_fact(gpu.minor),
+        uuid=_fact(gpu.uuid),
+        name=_fact(gpu.name),
+        serial=_fact(gpu.serial),
+        persistence_mode=_fact(gpu.persistence_mode),
+        power_limit=_fact(gpu.power_limit, _watts),
+        power_limit_range=_fact(gpu.power_limit_range, lambda pair: (_watts(pair[0]), _watts(pair[1]))),
+        memory_total=_fact(gpu.memory_total, _mebibytes),
+        memory_used=_fact(gpu.memory_used, _mebibytes),
+        utilization=_fact(gpu.utilization),
+        pids=_fact(gpu.pids),
+        recovery_action=_fact(gpu.recovery_action, lambda n: _RECOVERY_ACTIONS.get(n, f"action {n}")),
+        link_gen=_fact(gpu.link_gen),
+        max_link_gen=_fact(gpu.max_link_gen),
+        link_width=_fact(gpu.link_width),
+    )
+
+
+def _watts(milliwatts: int) -> int:
+    return round(milliwatts / 1000)
+
+
+def _mebibytes(size: int) -> int:
+    return size >> 20

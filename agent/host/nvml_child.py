@@ -1,0 +1,143 @@
+"""A short-lived child that asks NVML once: ``python -m agent.host.nvml_child ADDRESS...`` prints one ``Answer``.
+
+A long-lived process would keep the old library mapped after a driver upgrade (error 18 for ever), and its open
+session would hold the very devices that are to be unbound. The addresses are the GPUs bound to nvidia by sysfs;
+one that NVML cannot open is reported with its code and hides no other.
+"""
+
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+import pynvml
+
+from agent.host.nvml_wire import Answer, Cell, ClosedGpu, Fault, GpuAnswer
+
+T = TypeVar("T")
+
+_RECOVERY_ACTION = 230  # NVML_FI_DEV_GET_GPU_RECOVERY_ACTION, missing from older bindings
+_FUNCTION_NOT_FOUND = 13
+
+
+def main(addresses: Sequence[str]) -> None:
+    sys.stdout.write(ask(addresses).model_dump_json() + "\n")
+
+
+def ask(addresses: Sequence[str]) -> Answer:
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError as error:
+        return Answer(fault=_fault(error))
+    try:
+        gpus, closed = _ask_gpus(addresses)
+        return Answer(
+            driver_version=_cell(lambda: _text(pynvml.nvmlSystemGetDriverVersion())),
+            nvml_version=_cell(lambda: _text(pynvml.nvmlSystemGetNVMLVersion())),
+            cuda_version=_cell(lambda: int(pynvml.nvmlSystemGetCudaDriverVersion_v2())),
+            gpus=gpus,
+            closed=closed,
+        )
+    except pynvml.NVMLError as error:
+        return Answer(fault=_fault(error))
+    finally:
+        _cell(pynvml.nvmlShutdown)
+
+
+def _ask_gpus(addresses: Sequence[str]) -> tuple[tuple[GpuAnswer, ...], tuple[ClosedGpu, ...]]:
+    gpus: dict[str, GpuAnswer] = {}
+    nameless: list[ClosedGpu] = []
+    for index in range(pynvml.nvmlDeviceGetCount()):
+        try:
+            handle = pynvml.nvmlDeviceGetHandleByIndex(index)
+            address = sysfs_address(_text(pynvml.nvmlDeviceGetPciInfo(handle).busId))
+        except pynvml.NVMLError as error:
+            nameless.append(ClosedGpu(address="", index=index, fault=_fault(error)))
+        else:
+            gpus[address] = _ask_gpu(handle, address, index)
+    closed = []
+    for address in sorted(set(addresses) - gpus.keys()):
+        # Opened by address, so that a GPU which has lost its place in the index is still named.
+        try:
+            handle = pynvml.nvmlDeviceGetHandleByPciBusId(address.encode())
+            gpus[address] = _ask_gpu(handle, address, int(pynvml.nvmlDeviceGetIndex(handle)))
+        except pynvml.NVMLError as error:
+            closed.append(ClosedGpu(address=address, index=None, fault=_fault(error)))
+    # Each index that could not be opened is one of the addresses that could not be either.
+    return tuple(gpus[a] for a in sorted(gpus)), (*closed, *nameless[len(closed) :])
+
+
+def _ask_gpu(handle: Any, address: str, index: int) -> GpuAnswer:
+    memory = _cell(lambda: _memory(handle))
+    return GpuAnswer(
+        address=address,
+        index=index,
+        minor=_cell(lambda: int(pynvml.nvmlDeviceGetMinorNumber(handle))),
+        uuid=_cell(lambda: _text(pynvml.nvmlDeviceGetUUID(handle))),
+        name=_cell(lambda: _text(pynvml.nvmlDeviceGetName(handle))),
+        serial=_cell(lambda: _text(pynvml.nvmlDeviceGetSerial(handle))),
+        persistence_mode=_cell(lambda: bool(pynvml.nvmlDeviceGetPersistenceMode(handle))),
+        power_limit=_cell(lambda: int(pynvml.nvmlDeviceGetPowerManagementLimit(handle))),
+        power_limit_range=_cell(lambda: _pair(pynvml.nvmlDeviceGetPowerManagementLimitConstraints(handle))),
+        memory_total=Cell[int](value=memory.value and memory.value[0], fault=memory.fault),
+        memory_used=Cell[int](value=memory.value and memory.value[1], fault=memory.fault),
+        utilization=_cell(lambda: int(pynvml.nvmlDeviceGetUtilizationRates(handle).gpu)),
+        pids=_cell(lambda: _pids(handle)),
+        recovery_action=_cell(lambda: _recovery_action(handle)),
+        link_gen=_cell(lambda: int(pynvml.nvmlDeviceGetCurrPcieLinkGeneration(handle))),
+        max_link_gen=_cell(lambda: int(pynvml.nvmlDeviceGetMaxPcieLinkGeneration(handle))),
+        link_width=_cell(lambda: int(pynvml.nvmlDeviceGetCurrPcieLinkWidth(handle))),
+    )
+
+
+def sysfs_address(bus_id: str) -> str:
+    """``00000000:C1:00.0`` as sysfs writes it: ``0000:c1:00.0``."""
+    domain, _, rest = bus_id.lower().partition(":")
+    return f"{int(domain, 16):04x}:{rest}"
+
+
+def _memory(handle: Any) -> tuple[int, int]:
+    """Total and used bytes. The second version leaves the driver's own reserve out of ``used``."""
+    try:
+        memory = pynvml.nvmlDeviceGetMemoryInfo(handle, version=pynvml.nvmlMemory_v2)
+    except pynvml.NVMLError as error:
+        if error.value != _FUNCTION_NOT_FOUND:
+            raise
+        memory = pynvml.nvmlDeviceGetMemoryInfo(handle)
+    return int(memory.total), int(memory.used)
+
+
+def _pids(handle: Any) -> tuple[int, ...]:
+    return tuple(
+        sorted({int(process.pid) for process in pynvml.nvmlDeviceGetComputeRunningProcesses(handle)})
+    )
+
+
+def _recovery_action(handle: Any) -> int:
+    (field,) = pynvml.nvmlDeviceGetFieldValues(handle, [_RECOVERY_ACTION])
+    if field.nvmlReturn != pynvml.NVML_SUCCESS:
+        raise pynvml.NVMLError(field.nvmlReturn)
+    return int(field.value.uiVal)
+
+
+def _cell(read: Callable[[], T]) -> Cell[T]:
+    try:
+        return Cell(value=read())
+    except pynvml.NVMLError as error:
+        return Cell(fault=_fault(error))
+
+
+def _fault(error: Any) -> Fault:
+    # By number only: NVMLError cannot be hashed, and comparing it with another exception raises.
+    return Fault(code=int(error.value), text=str(error))
+
+
+def _text(value: str | bytes) -> str:
+    return value.decode(errors="replace") if isinstance(value, bytes) else value
+
+
+def _pair(values: Sequence[int]) -> tuple[int, int]:
+    return int(values[0]), int(values[1])
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

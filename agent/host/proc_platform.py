@@ -1,0 +1,141 @@
+"""The platform from /proc, /sys/module and modprobe.d: what the kernel was told, and what it made of it."""
+
+import asyncio
+import re
+from collections.abc import Mapping
+from dataclasses import replace
+from fnmatch import fnmatchcase
+from pathlib import Path
+
+from agent.core.fact import Absent, Fact, Known, Unknown
+from agent.core.observation import Module, Platform
+from agent.host.command import run_command
+from agent.host.modprobe_options import read_module_options
+from agent.host.nvidia_version import module_version
+from agent.host.reading import convert, names_in, read_text, unreadable
+from agent.host.refusal import refuse
+from agent.host.scan import Scan
+
+# Modules whose parameters say something about GPUs, IOMMU or PCIe. Others are listed without parameters.
+PARAMETERS_OF = (
+    "nvidia*",
+    "vfio*",
+    "kvm*",
+    "nouveau",
+    "snd_hda_intel",
+    "iommufd",
+    "pcie_aspm",
+    "pci_hotplug",
+    "pciehp",
+    "i2c_nvidia_gpu",
+    "gdrdrv",
+    "ast",
+    "drm",
+)
+_SYSTEMCTL_DEADLINE = 10.0
+_WORD = re.compile(r'(?:"[^"]*"?|[^\s"])+')
+
+
+class ProcPlatform:
+    """``PlatformPort`` over /proc and /sys. Needs no root."""
+
+    def __init__(self, root: Path = Path("/"), parameters_of: tuple[str, ...] = PARAMETERS_OF) -> None:
+        self._root = root
+        self._parameters_of = parameters_of
+        self._scan: Scan[Platform] = Scan("platform scan")
+
+    async def read(self) -> Platform:
+        platform, systemd = await asyncio.gather(self._scan.run(self._read), self._systemd())
+        return replace(platform, systemd=systemd)
+
+    async def load_module(self, name: str) -> None:
+        refuse(f"modprobe {name}")
+
+    async def set_module_parameter(self, module: str, parameter: str, value: str) -> None:
+        refuse(f"writing {value!r} to /sys/module/{module}/parameters/{parameter}")
+
+    def _read(self) -> Platform:
+        kernel = self._root / "proc/sys/kernel"
+        return Platform(
+            boot_id=_present(read_text(kernel / "random/boot_id")),
+            kernel_release=_present(read_text(kernel / "osrelease")),
+            cmdline=convert(
+                _present(read_text(self._root / "proc/cmdline")), lambda text: Known(split_cmdline(text))
+            ),
+            modules=self._modules(),
+            module_options=read_module_options(self._root),
+            sev_snp=convert(read_text(self._root / "sys/module/kvm_amd/parameters/sev_snp"), _flag),
+            nvidia_driver=module_version(self._root),
+        )
+
+    def _modules(self) -> Fact[Mapping[str, Module]]:
+        listing = _present(read_text(self._root / "proc/modules"))
+        if not isinstance(listing, Known):
+            return listing
+        try:
+            loaded = {module.name: module for module in map(parse_module, listing.value.splitlines())}
+            for name in names_in(self._root / "sys/module"):
+                if self._is_relevant(name):
+                    module = loaded.get(name) or self._built_in(name)
+                    if module is not None:
+                        loaded[name] = replace(module, parameters=self._parameters(name))
+        except OSError as error:
+            return unreadable(self._root / "sys/module", error)
+        except (ValueError, IndexError):
+            return Unknown("/proc/modules has a line of an unexpected form", "Unparsable")
+        return Known(loaded)
+
+    def _built_in(self, name: str) -> Module | None:
+        # Only a loadable module has an initstate; one that is still coming or going is not loaded.
+        return None if (self._root / "sys/module" / name / "initstate").exists() else Module(name)
+
+    def _is_relevant(self, name: str) -> bool:
+        return any(fnmatchcase(name, pattern) for pattern in self._parameters_of)
+
+    def _parameters(self, name: str) -> dict[str, str]:
+        """Readable parameters; some are write-only or for root alone, and are left out."""
+        directory = self._root / "sys/module" / name / "parameters"
+        facts = {parameter: read_text(directory / parameter) for parameter in names_in(directory)}
+        return {parameter: fact.value for parameter, fact in facts.items() if isinstance(fact, Known)}
+
+    async def _systemd(self) -> Fact[str]:
+        if not (self._root / "run/systemd/system").is_dir():
+            return Absent("systemd is not the service manager here")
+        try:
+            done = await run_command(("systemctl", "--version"), _SYSTEMCTL_DEADLINE)
+        except OSError as error:  # TimeoutError is one
+            return Unknown(f"systemctl --version: {error}", "SystemctlFailed")
+        match = re.match(r"systemd (\d+)", done.stdout)
+        return (
+            Known(match[1])
+            if match
+            else Unknown(f"systemctl --version said {done.stdout[:80]!r}", "Unparsable")
+        )
+
+
+def split_cmdline(text: str) -> tuple[str, ...]:
+    """The kernel command line in words; double quotes hold blanks together and are dropped, as the kernel does."""
+    return tuple(word.replace('"', "") for word in _WORD.findall(text))
+
+
+def parse_module(line: str) -> Module:
+    """One line of /proc/modules: name, size, use count, users, state, address."""
+    name, _, count, users = line.split()[:4]
+    return Module(
+        name=name,
+        use_count=int(count) if count != "-" else 0,
+        users=tuple(user for user in users.split(",") if user and user != "-"),
+    )
+
+
+def _present(fact: Fact[str]) -> Fact[str]:
+    """A file of /proc that every kernel has: not to find it is not to know."""
+    return Unknown(fact.reason, "Unreadable") if isinstance(fact, Absent) else fact
+
+
+def _flag(text: str) -> Fact[bool]:
+    if text in ("Y", "1"):
+        return Known(value=True)
+    if text in ("N", "0"):
+        return Known(value=False)
+    return Unknown(f"sev_snp reads {text!r}", "Unparsable")

@@ -1,0 +1,103 @@
+"""Noticing that a file changed, whatever way it was saved, moved, linked or deleted.
+
+The events of the file system are only a hint to look: whether something changed is decided by comparing what is on
+the way to each file before and after. So a lost event is made up for at the next look, and noise wakes nobody.
+"""
+
+import asyncio
+import os
+from collections.abc import AsyncIterator, Iterable
+from contextlib import aclosing
+from pathlib import Path
+
+from watchfiles import awatch
+
+from agent.host.symlinks import entries_to
+
+_DEBOUNCE_MS = 400  # the longest a burst can put off its trigger
+_STEP_MS = 50  # a burst ends with this much quiet
+_LOOK_MS = 2000  # look at least this often, event or not
+_RETRY = 0.05
+
+State = tuple[tuple[str, int, int, int], ...]
+
+
+class _Stop(asyncio.Event):
+    """watchfiles sets the event it was given when it is cancelled; that must not stop the whole daemon."""
+
+    def __init__(self, outer: asyncio.Event) -> None:
+        super().__init__()
+        self._outer = outer
+
+    def is_set(self) -> bool:
+        return super().is_set() or self._outer.is_set()
+
+
+async def watch(paths: Iterable[Path], stop: asyncio.Event) -> AsyncIterator[None]:
+    """Yields once for each burst of changes to any of the files, until ``stop`` is set.
+
+    Works for files and directories that do not exist yet, or are deleted and come back: the nearest existing
+    parent is watched then.
+    """
+    files = tuple(paths)
+    state = _look(files)
+    while not stop.is_set():
+        directories = _directories(files)
+        try:
+            async with aclosing(
+                awatch(
+                    *directories,
+                    watch_filter=None,
+                    debounce=_DEBOUNCE_MS,
+                    step=_STEP_MS,
+                    rust_timeout=_LOOK_MS,
+                    yield_on_timeout=True,
+                    recursive=False,
+                    stop_event=_Stop(stop),
+                )
+            ) as hints:
+                async for _ in hints:
+                    now = _look(files)
+                    if now != state:
+                        state = now
+                        yield
+                    if _directories(files) != directories:
+                        break
+        except (OSError, RuntimeError):
+            # A directory went away between listing it and watching it, or the host is out of inotify watches
+            # (a RuntimeError of watchfiles): looking goes on without hints.
+            await asyncio.sleep(_RETRY)
+        now = _look(files)
+        if now != state and not stop.is_set():
+            state = now
+            yield
+
+
+def _directories(files: tuple[Path, ...]) -> dict[Path, int]:
+    """Existing directories on the way, with their inode: one that was deleted and made again is another one."""
+    found: dict[Path, int] = {}
+    for file in files:
+        for entry in entries_to(file):
+            try:
+                found[entry.parent] = entry.parent.stat().st_ino
+            except OSError:
+                continue
+    return found
+
+
+def _look(files: tuple[Path, ...]) -> State:
+    """What is on the way to each file. A directory counts by its identity, a file or symlink also by its content's date."""
+    state = []
+    for entry in dict.fromkeys(entry for file in files for entry in entries_to(file)):
+        try:
+            status = os.lstat(entry)
+        except OSError:
+            state.append((str(entry), 0, 0, 0))
+            continue
+        is_directory = entry.is_dir() and not entry.is_symlink()
+        state.append(
+            (str(entry), status.st_ino, 0, 0)
+            if is_directory
+            else (str(entry), status.st_ino, status.st_size, status.st_mtime_ns)
+        )
+    return tuple(state)

@@ -1,0 +1,186 @@
+"""Execute: the only caller of effects. Intent, act, read back, outcome; the first failure stops the plan."""
+
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from agent.core.errors import AgentError, TerminalError, TransientError
+from agent.core.fact import value_or
+from agent.core.memory import Quarantine
+from agent.core.observation import Observation
+from agent.core.plan import Action, Plan, Stage
+from agent.kind import Kind, kind_of
+from agent.kinds.driver_binding import UnbindStuckError
+from agent.loop.journal import Journal
+from agent.loop.prove import SelfTest
+from agent.loop.store import Store
+from agent.loop.trial import Trials
+from agent.ports import Ports
+
+BACKOFF_FIRST = 5.0  # seconds; doubles with every failure
+BACKOFF_MOST = 900.0
+
+
+@dataclass(frozen=True, slots=True)
+class Executed:
+    """What became of a plan: how many actions were done, and why it stopped, if it did."""
+
+    done: int
+    failed: Action | None = None
+    message: str = ""
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(slots=True)
+class Executor:
+    ports: Ports
+    kinds: Sequence[Kind]
+    store: Store
+    journal: Journal
+    trials: Trials
+    selftest: SelfTest
+    progress: Callable[[str], None]
+    before_trial: Callable[[], None] = lambda: (
+        None
+    )  # the host itself is done: what is left is proving services
+    stopping: bool = False  # set by the daemon: the plan ends after the action in hand
+    interruptible: bool = False  # the action in hand may be cancelled at any await
+
+    async def execute(self, plan: Plan, obs: Observation, pass_id: str) -> Executed:
+        done: list[Action] = []
+        notes: list[str] = []
+        for action in plan.actions:
+            self.journal.append(
+                self._now, "intent", plan=plan.id, pass_id=pass_id, action=action.key, text=action.description
+            )
+            self.progress(action.description)
+            try:
+                note = await self._perform(action)
+            except (AgentError, OSError) as error:
+                self._failed(action, error, obs, pass_id)
+                await self._revert(done, pass_id)
+                return Executed(len(done), action, str(error), tuple(notes))
+            except Exception as error:
+                # Not an outside failure but a bug of ours: it is recorded here and fails the pass where it is counted.
+                self.journal.append(
+                    self._now,
+                    "outcome",
+                    pass_id=pass_id,
+                    action=action.key,
+                    result="crashed",
+                    error=repr(error),
+                )
+                raise
+            self._succeeded(action, note, pass_id)
+            done.append(action)
+            notes += [note] if note else []
+        return Executed(len(done), notes=tuple(notes))
+
+    @property
+    def _now(self) -> float:
+        return self.ports.clock.now()
+
+    async def _perform(self, action: Action) -> str:
+        """Do one action; a sentence about it where it has one."""
+        match (action.kind, action.verb):
+            case ("p2p", "selftest"):
+                verdict = await self.selftest.run(tuple(action.params["gpus"].split(",")))
+                return f"P2P self-test: {verdict.summary()}"
+            case ("service", "preflight"):
+                await self.trials.preflight(action.target)
+            case ("service", "stop"):
+                await self.trials.stop(action.target)
+            case ("service", "trial"):
+                return await self._trial(action.target, prove=False)
+            case ("service", "prove"):
+                return await self._trial(action.target, prove=True)
+            case _:
+                self._note_stopped(action)
+                await kind_of(self.kinds, action).act(action, self.ports)
+        return ""
+
+    async def _trial(self, name: str, *, prove: bool) -> str:
+        self.before_trial()
+        self.interruptible = True
+        try:
+            record = await self.trials.run(name, "prove" if prove else "trial")
+        finally:
+            self.interruptible = False
+        revision = record.revision.id if record.revision else "no revision"
+        match record.outcome:
+            case "promoted":
+                return f"{name}: revision {revision} promoted"
+            case "rolled-back":
+                return f"{name}: revision {revision} rolled back to {record.restored}: {record.message}"
+            case _:
+                return f"{name}: revision {revision} {record.outcome}: {record.message}"
+
+    def _note_stopped(self, action: Action) -> None:
+        """Before a unit is stopped, so that it comes back also after a crash in between."""
+        if action.verb == "quiesce":
+            self.store.update(stopped_units={**self.store.memory.stopped_units, action.target: action.why})
+
+    def _succeeded(self, action: Action, note: str, pass_id: str) -> None:
+        self.journal.append(
+            self._now, "outcome", pass_id=pass_id, action=action.key, result="done", note=note
+        )
+        memory = self.store.memory
+        changes: dict[str, object] = {}
+        if action.key in memory.failures:
+            changes["failures"] = {k: v for k, v in memory.failures.items() if k != action.key}
+            changes["retry_after"] = {k: v for k, v in memory.retry_after.items() if k != action.key}
+        if action.verb == "restore-unit":
+            changes["stopped_units"] = {u: w for u, w in memory.stopped_units.items() if u != action.target}
+        if changes:
+            self.store.update(**changes)
+
+    def _failed(self, action: Action, error: Exception, obs: Observation, pass_id: str) -> None:
+        terminal = isinstance(error, TerminalError)
+        result = "terminal" if terminal else "failed"
+        self.journal.append(
+            self._now, "outcome", pass_id=pass_id, action=action.key, result=result, error=str(error)
+        )
+        memory = self.store.memory
+        if isinstance(error, UnbindStuckError):
+            entry = Quarantine(
+                address=error.address, reason=error.reason, message=str(error),
+                boot_id=value_or(obs.platform.boot_id, ""), at=self._now,
+            )  # fmt: skip
+            self.store.update(quarantine={**memory.quarantine, error.address: entry})
+        elif terminal:
+            self.store.update(terminal={**memory.terminal, action.key: str(error)})
+        else:
+            count = memory.failures.get(action.key, 0) + 1
+            after = self._now + backoff(count)
+            self.store.update(
+                failures={**memory.failures, action.key: count},
+                retry_after={**memory.retry_after, action.key: after},
+            )
+
+    async def _revert(self, done: list[Action], pass_id: str) -> None:
+        """Put back what only the failed part needed: persistence mode, units that were stopped for it."""
+        for action in reversed(done):
+            if action.revert is None or action.stage not in {Stage.STOP, Stage.RELEASE}:
+                continue
+            self.journal.append(
+                self._now, "intent", pass_id=pass_id, action=action.revert.key, text=action.revert.description
+            )
+            try:
+                await kind_of(self.kinds, action.revert).act(action.revert, self.ports)
+            except (TransientError, OSError) as error:
+                self.journal.append(
+                    self._now,
+                    "outcome",
+                    pass_id=pass_id,
+                    action=action.revert.key,
+                    result="failed",
+                    error=str(error),
+                )
+                continue
+            self._succeeded(action.revert, "put back", pass_id)
+
+
+def backoff(failures: int) -> float:
+    """Seconds until the next try: doubling, bounded, with jitter so that hosts do not march in step."""
+    base = min(BACKOFF_MOST, BACKOFF_FIRST * 2.0 ** (failures - 1))
+    return base * random.uniform(0.8, 1.2)

@@ -1,0 +1,207 @@
+"""The phases of a service's life: preflight, drain, stop, assert stopped, render, start, ready, effective, smoke.
+
+Each method is one phase: it returns when the phase holds, and raises ``PhaseFailedError`` with a reason for people.
+Deadlines are the caller's.
+"""
+
+from dataclasses import dataclass
+
+from agent.core.fact import Known, Unknown, value_or
+from agent.core.inputs import Inputs
+from agent.core.observation import ServiceFacts
+from agent.core.preflight import preflight
+from agent.core.render import SECRETS, port_of, served_name
+from agent.core.resolve import matches
+from agent.core.revision import Revision
+from agent.core.smoke import check_answer
+from agent.core.spec import Service, target_name
+from agent.loop.observe import Observer
+from agent.ports import Ports, TargetPort
+
+POLL = 0.5
+IDLE_MEMORY_MIB = 2048  # a GPU without processes holds less than this
+SMOKE_TOKENS = 256
+READY_TIMEOUT = 60.0
+
+
+class PhaseFailedError(Exception):
+    """A phase ended badly: ``reason`` is a CamelCase word."""
+
+    def __init__(self, reason: str, message: str) -> None:
+        super().__init__(message)
+        self.reason = reason
+
+
+@dataclass(frozen=True, slots=True)
+class Lifecycle:
+    ports: Ports
+    observer: Observer
+
+    def target(self, service: Service) -> TargetPort:
+        return self.ports.targets(target_name(service.target))
+
+    async def preflight(self, name: str, service: Service, revision: Revision, inputs: Inputs) -> None:
+        refusals = preflight(name, service, revision, inputs)
+        if refusals:
+            raise PhaseFailedError(refusals[0].reason, "; ".join(r.message for r in refusals))
+
+    async def drain(self, service: Service, seconds: float) -> None:
+        """Let running requests finish, for at most ``seconds``; a server that does not tell is stopped at once."""
+        url = self.target(service).endpoint(port_of(service))
+        deadline = self.ports.clock.monotonic() + seconds
+        while self.ports.clock.monotonic() < deadline:
+            if not await self._busy(url):
+                return
+            await self.ports.clock.sleep(POLL)
+
+    async def _busy(self, url: str) -> bool:
+        try:
+            status, body = await self.ports.inference.get(url, "/server_info", 5.0)
+        except OSError:
+            return False
+        return status == 200 and '"running_requests": 0' not in body and '"running_requests"' in body
+
+    async def stop(self, service: Service, seconds: float) -> None:
+        """Ask; past half of the time allowed, kill what is left of the cgroup."""
+        target = self.target(service)
+        await target.stop_unit(service.unit)
+        started, killed = self.ports.clock.monotonic(), False
+        while (await target.unit(service.unit)).active_state not in {"inactive", "failed"}:
+            waited = self.ports.clock.monotonic() - started
+            if waited > seconds / 2 and not killed:
+                await target.kill_unit(service.unit)
+                killed = True
+            if waited > seconds:
+                raise PhaseFailedError(
+                    "StopTimeout", f"{service.unit} did not stop within {seconds:g} s, SIGKILL included"
+                )
+            await self.ports.clock.sleep(POLL)
+
+    async def assert_stopped(self, service: Service, gpus: tuple[str, ...]) -> None:
+        """Cgroup empty, port free, GPUs without processes and their memory idle; else nothing is started."""
+        deadline = self.ports.clock.monotonic() + 30.0
+        while (still := await self._still_there(service, gpus)) and self.ports.clock.monotonic() < deadline:
+            await self.ports.clock.sleep(POLL)
+        if still:
+            raise PhaseFailedError(*still)
+
+    async def _still_there(self, service: Service, gpus: tuple[str, ...]) -> tuple[str, str] | None:
+        unit = await self.target(service).unit(service.unit)
+        if unit.active_state in {"active", "activating", "deactivating", "reloading"}:
+            return "NotStopped", f"{service.unit} is {unit.active_state}"
+        if unit.pids:
+            return (
+                "StillHeld",
+                f"processes of {service.unit} outlived it: pids {', '.join(map(str, unit.pids))}",
+            )
+        if await self._port_taken(service):
+            return "PortTaken", f"something still answers on port {port_of(service)}"
+        return await self._gpus_busy(gpus)
+
+    async def _port_taken(self, service: Service) -> bool:
+        try:
+            await self.ports.inference.get(self.target(service).endpoint(port_of(service)), "/v1/models", 2.0)
+        except ConnectionRefusedError:
+            return False
+        except OSError:
+            return True
+        return True
+
+    async def _gpus_busy(self, gpus: tuple[str, ...]) -> tuple[str, str] | None:
+        nvml = await self.ports.nvml.read()
+        if not isinstance(nvml, Known):
+            return "GpusUnknown", f"the GPUs' processes cannot be read: {nvml.reason}"
+        for address in gpus:
+            gpu = nvml.value.gpus.get(address)
+            if not isinstance(gpu, Known):
+                continue  # not on nvidia yet, or lost: the binding and the conditions say so
+            pids, used = value_or(gpu.value.pids, ()), value_or(gpu.value.memory_used, 0)
+            if pids:
+                return "StillHeld", f"{address} still has processes: pids {', '.join(map(str, pids))}"
+            if used > IDLE_MEMORY_MIB:
+                return "StillHeld", f"{address} still holds {used} MiB without a visible process"
+            if value_or(gpu.value.utilization, 0) >= 100:
+                return (
+                    "GpuWedged",
+                    f"{address} is 100 % busy without a process: only a reset or a reboot ends that",
+                )
+        return None
+
+    async def render(self, name: str, service: Service, revision: Revision) -> None:
+        """Write what differs, read it back, reload systemd only if something was written."""
+        target, wrote = self.target(service), False
+        for path, text in revision.files.items():
+            if await target.read_file(path) != text:
+                await target.write_file(path, text)
+                wrote = True
+                if await target.read_file(path) != text:
+                    raise PhaseFailedError(
+                        "ReadBackFailed", f"{path} reads back different from what was written"
+                    )
+        if revision.secrets:
+            await target.install_secrets(SECRETS.format(service=name), revision.secrets)
+        if wrote:
+            await target.daemon_reload()
+
+    async def start(self, service: Service) -> None:
+        target = self.target(service)
+        await target.reset_failed(service.unit)
+        await target.start_unit(service.unit)
+
+    async def ready(self, service: Service) -> None:
+        """Ready means: it generated what it was asked for. /health alone can lie."""
+        target, url = self.target(service), self.target(service).endpoint(port_of(service))
+        while True:
+            unit = await target.unit(service.unit)
+            if unit.active_state in {"failed", "inactive"}:
+                log = "; ".join((await target.unit_log(service.unit, 3)) or ("no log",))
+                message = (
+                    f"{service.unit} ended ({unit.result or 'no result'}, status {unit.exit_status}): {log}"
+                )
+                raise PhaseFailedError("StartFailed", message)
+            try:
+                answer = await self.ports.inference.complete(
+                    url, served_name(service), "Say one word.", 4, READY_TIMEOUT
+                )
+            except OSError:
+                answer = None
+            if answer is not None and answer.tokens > 0 and answer.text.strip():
+                return
+            await self.ports.clock.sleep(POLL)
+
+    async def effective(self, name: str, service: Service, revision: Revision) -> str:
+        """What runs is what was declared: process, files, P2P transport. Returns a note for status."""
+        facts: ServiceFacts = await self.observer.service(name, service)
+        same = matches(revision, facts)
+        if same is None:
+            reason = (
+                facts.process.reason if isinstance(facts.process, Unknown) else "its files cannot be read"
+            )
+            raise PhaseFailedError("EffectiveUnknown", f"what {name} runs cannot be read: {reason}")
+        if not same:
+            raise PhaseFailedError(
+                "NotEffective", f"{name} does not run the command or environment that was rendered"
+            )
+        log = await self.target(service).unit_log(service.unit, 2000)
+        if not revision.p2p and any("via P2P" in line for line in log):
+            raise PhaseFailedError("NotEffective", "NCCL's log shows P2P transport although P2P is off")
+        tokens = next(
+            (line.partition("max_total_num_tokens=")[2] for line in log if "max_total_num_tokens=" in line),
+            "",
+        )
+        return f"KV cache {tokens.split()[0].rstrip(',')} tokens" if tokens else ""
+
+    async def smoke(self, service: Service) -> None:
+        url = self.target(service).endpoint(port_of(service))
+        for prompt in service.gate.smoke:
+            try:
+                answer = await self.ports.inference.complete(
+                    url, served_name(service), prompt.ask, SMOKE_TOKENS, 120.0
+                )
+            except OSError as error:
+                raise PhaseFailedError(
+                    "SmokeFailed", f"{prompt.ask!r}: {error or type(error).__name__}"
+                ) from error
+            problem = check_answer(prompt, answer.text, answer.tokens, answer.finish)
+            if problem:
+                raise PhaseFailedError("SmokeFailed", f"{prompt.ask!r}: {problem}")

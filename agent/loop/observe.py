@@ -1,0 +1,174 @@
+"""Observe: every edge read at once, each with a deadline; what fails is Unknown, never a guess."""
+
+import asyncio
+import errno
+from collections.abc import Awaitable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+from agent.core.fact import Absent, Fact, Known, Unknown, value_or
+from agent.core.inputs import Inputs
+from agent.core.kernel_log import fold
+from agent.core.memory import Memory
+from agent.core.observation import (
+    Holder, KernelEvent, Nvml, Observation, Pci, Platform, Process, ServiceFacts, TargetFacts, Unit,
+)  # fmt: skip
+from agent.core.render import DROP_IN, port_of
+from agent.core.selection import select
+from agent.core.spec import GpuHost, Service, target_name
+from agent.kinds.driver_binding import UDEV_RULES
+from agent.kinds.platform import MODPROBE_CONF
+from agent.loop.health import HealthProbe
+from agent.ports import Ports, TargetPort
+
+T = TypeVar("T")
+DEADLINE = 15.0  # real seconds for one edge
+
+
+@dataclass(slots=True)
+class KernelLogMemory:
+    """Where the kernel log was read up to, and what its lines folded into."""
+
+    cursor: str = ""
+    events: tuple[KernelEvent, ...] = ()
+
+
+@dataclass(slots=True)
+class Observer:
+    """Reads one whole observation. Errors of the outside world become Unknown; anything else is a bug and is raised."""
+
+    ports: Ports
+    health: HealthProbe
+    deadline: float = DEADLINE
+    kernel_log: KernelLogMemory = field(default_factory=KernelLogMemory)
+
+    async def observe(self, host: GpuHost, memory: Memory) -> Observation:
+        platform, pci = await asyncio.gather(self._platform(), self._fact(self.ports.pci.read()))
+        nvml, events = await asyncio.gather(self._nvml(pci), self._kernel_events(pci))
+        partial = Observation(platform=platform, pci=pci, nvml=nvml)
+        addresses = self._selected(host, partial, memory)
+        spec = host.spec
+        holders, files, quiesced, targets, services = await asyncio.gather(
+            self._holders(addresses),
+            self._host_files(),
+            self._units("host", (*spec.policy.quiesce, *memory.stopped_units)),
+            self._targets({target_name(s.target) for s in spec.services.values()}),
+            self._services(spec.services),
+        )
+        return Observation(platform, pci, nvml, holders, quiesced, targets, services, files, events)
+
+    async def _fact(self, read: Awaitable[T]) -> Fact[T]:
+        try:
+            return Known(await asyncio.wait_for(read, self.deadline))
+        except TimeoutError:
+            return Unknown(f"it did not answer within {self.deadline:g} s", "Timeout")
+        except OSError as error:
+            return Unknown(str(error), errno.errorcode.get(error.errno or 0, "OSError"))
+
+    async def _platform(self) -> Platform:
+        fact = await self._fact(self.ports.platform.read())
+        return fact.value if isinstance(fact, Known) else Platform()
+
+    async def _nvml(self, pci: Fact[Pci]) -> Fact[Nvml]:
+        """NVML is not opened unless a GPU is on nvidia: opening it may load modules and holds devices."""
+        if not isinstance(pci, Known):
+            return Unknown("not opened while the PCI tree cannot be read", "NotObserved")
+        if not any(f.is_gpu and f.driver == Known("nvidia") for f in pci.value.functions.values()):
+            return Absent("no GPU is on nvidia, so NVML was not opened")
+        fact = await self._fact(self.ports.nvml.read())
+        return fact.value if isinstance(fact, Known) else fact
+
+    async def _kernel_events(self, pci: Fact[Pci]) -> Fact[tuple[KernelEvent, ...]]:
+        lines = await self._fact(self.ports.kernel_log.read(self.kernel_log.cursor))
+        if not isinstance(lines, Known):
+            return lines
+        if lines.value.lines:
+            self.kernel_log.events = fold(self.kernel_log.events, lines.value.lines, value_or(pci, None))
+        self.kernel_log.cursor = lines.value.cursor
+        return Known(self.kernel_log.events)
+
+    def _selected(self, host: GpuHost, partial: Observation, memory: Memory) -> list[str]:
+        """Every function of every selected slot: the devices whose holders matter."""
+        if not isinstance(partial.pci, Known):
+            return []
+        selection = select(Inputs(host, 0, partial, memory, 0.0))
+        slots = {a.rpartition(".")[0] for members in selection.groups.values() for a in members}
+        return [
+            a for a, f in partial.pci.value.functions.items() if f.slot_address in slots and not f.is_bridge
+        ]
+
+    async def _holders(self, addresses: list[str]) -> Mapping[str, Fact[tuple[Holder, ...]]]:
+        fact = await self._fact(self.ports.holders.read(addresses))
+        if isinstance(fact, Known):
+            return fact.value
+        return dict.fromkeys(addresses, fact if isinstance(fact, Unknown) else Unknown("not looked for"))
+
+    async def _host_files(self) -> Mapping[str, Fact[str]]:
+        host = self.ports.targets("host")
+        paths = (UDEV_RULES, MODPROBE_CONF)
+        facts = await asyncio.gather(*(self._fact(host.read_file(p)) for p in paths))
+        return {p: _text(f) for p, f in zip(paths, facts, strict=True)}
+
+    async def _units(self, target: str, names: Iterable[str]) -> Mapping[str, Fact[Unit]]:
+        port = self.ports.targets(target)
+        wanted = sorted(set(names))
+        facts = await asyncio.gather(*(self._fact(port.unit(n)) for n in wanted))
+        return dict(zip(wanted, facts, strict=True))
+
+    async def _targets(self, names: set[str]) -> Mapping[str, TargetFacts]:
+        wanted = sorted(names)
+        facts = await asyncio.gather(*(self._fact(self.ports.targets(n).facts()) for n in wanted))
+        return {
+            n: f.value
+            if isinstance(f, Known)
+            else TargetFacts(f if isinstance(f, Unknown) else Unknown("not read"))
+            for n, f in zip(wanted, facts, strict=True)
+        }
+
+    async def _services(self, services: Mapping[str, Service]) -> Mapping[str, ServiceFacts]:
+        names = sorted(services)
+        facts = await asyncio.gather(*(self.service(n, services[n]) for n in names))
+        return dict(zip(names, facts, strict=True))
+
+    async def service(self, name: str, service: Service) -> ServiceFacts:
+        """One service's unit, owned files, process, model path and health."""
+        port = self.ports.targets(target_name(service.target))
+        unit, files, model = await asyncio.gather(
+            self._fact(port.unit(service.unit)), self._files(port, service), self._model(port, service)
+        )
+        if not isinstance(unit, Known):
+            return ServiceFacts(unit, files, Unknown("its unit cannot be read"), model)
+        process = await self._process(port, unit.value)
+        health: Fact[str] = Absent("not running")
+        if unit.value.active_state in {"active", "activating", "reloading"}:
+            health = await self.health.of(name, service, port.endpoint(port_of(service)))
+        else:
+            self.health.forget(name)
+        return ServiceFacts(unit, files, process, model, health)
+
+    async def _files(self, port: TargetPort, service: Service) -> Fact[Mapping[str, str]]:
+        path = DROP_IN.format(unit=service.unit)
+        fact = await self._fact(port.read_file(path))
+        if isinstance(fact, Known):
+            return Known({path: fact.value} if fact.value is not None else {})
+        return fact if isinstance(fact, Unknown) else Known({})
+
+    async def _model(self, port: TargetPort, service: Service) -> Fact[bool]:
+        path = service.args.get("model-path")
+        if not isinstance(path, str) or not path.startswith("/"):
+            return Absent("the model is named, not a path")
+        return await self._fact(port.exists(path))
+
+    async def _process(self, port: TargetPort, unit: Unit) -> Fact[Process]:
+        if not unit.main_pid:
+            return Absent("no main process")
+        fact = await self._fact(port.process(unit.main_pid))
+        if isinstance(fact, Known):
+            return Known(fact.value) if fact.value is not None else Absent("its main process has gone")
+        return fact if isinstance(fact, Unknown) else Absent()
+
+
+def _text(fact: Fact[str | None]) -> Fact[str]:
+    if isinstance(fact, Known):
+        return Known(fact.value) if fact.value is not None else Absent()
+    return fact

@@ -1,0 +1,139 @@
+"""Status leaves through this one door: the file under the run directory and systemd's STATUS line."""
+
+import os
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from agent import __version__
+from agent.core.condition import Condition
+from agent.core.plan import render_plan
+from agent.core.report import (
+    PROOF_READ_ONLY, PROOF_SIMULATED, budget_text, gpu_statuses, host_status, p2p_statuses, service_statuses,
+)  # fmt: skip
+from agent.core.status import HostStatus, PassStatus, PlanStatus, SpecStatus, Status, ready_of
+from agent.loop.journal import Journal
+from agent.loop.specs import Specs
+from agent.loop.store import write_atomic
+from agent.ports import Clock, NotifyPort
+
+if TYPE_CHECKING:
+    from agent.loop.reconcile import Decision
+
+JOURNAL_LINES = 12
+ACTIVITY_EVERY = 1.0  # real seconds between two publications of progress
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """The pass that a publication belongs to."""
+
+    pass_id: str
+    trigger: str
+    started_at: float
+    seconds: float
+
+
+@dataclass(slots=True)
+class Publisher:
+    """Writes the status file whole, by rename; readers never see half of it. Not fsynced: it lives in memory."""
+
+    path: Path
+    clock: Clock
+    journal: Journal
+    notify: NotifyPort
+    simulated: str
+    stale_after: float = 120.0
+    _status: Status | None = field(default=None)
+    _activity_at: float = 0.0
+
+    def publish(
+        self, decision: "Decision", specs: Specs, conditions: tuple[Condition, ...], sentence: str, view: View
+    ) -> None:
+        inputs, plan = decision.inputs, decision.plan
+        shown = None
+        if plan.actions or plan.refusals:
+            approve = f"agent approve {plan.id}" if decision.approvable else ""
+            shown = PlanStatus(
+                id=plan.id, text=render_plan(plan), actions=len(plan.actions), disruption=str(plan.disruption),
+                blocked=decision.blocked, approve=approve,
+            )  # fmt: skip
+        self._write(
+            Status(
+                agent_version=__version__,
+                pid=os.getpid(),
+                host=host_status(inputs, self.simulated),
+                published_at=self.clock.now(),
+                stale_after=self.stale_after,
+                ready=ready_of(conditions),
+                spec=SpecStatus(
+                    path=specs.path,
+                    accepted=specs.accepted,
+                    problems=specs.problems,
+                    generation=inputs.generation,
+                ),
+                last_pass=self._pass(view, sentence),
+                conditions=conditions,
+                gpus=gpu_statuses(inputs, decision.resolved),
+                p2p=p2p_statuses(decision.resolved),
+                services=service_statuses(inputs, decision.resolved),
+                plan=shown,
+                budget=budget_text(inputs),
+                journal=tuple(self.journal.tail(JOURNAL_LINES)),
+                proof=PROOF_SIMULATED if self.simulated else PROOF_READ_ONLY,
+            ),
+            sentence,
+        )
+
+    def publish_without_spec(
+        self, specs: Specs, conditions: tuple[Condition, ...], sentence: str, view: View
+    ) -> None:
+        self._write(
+            Status(
+                agent_version=__version__,
+                pid=os.getpid(),
+                host=HostStatus(name="", simulated=self.simulated),
+                published_at=self.clock.now(),
+                stale_after=self.stale_after,
+                ready="False",
+                spec=SpecStatus(path=specs.path, accepted=False, problems=specs.problems),
+                last_pass=self._pass(view, sentence),
+                conditions=conditions,
+                proof=PROOF_SIMULATED if self.simulated else PROOF_READ_ONLY,
+            ),
+            sentence,
+        )
+
+    def activity(self, text: str) -> None:
+        """What is being done right now: published at most once a second, for people who watch."""
+        now = self.clock.now()
+        if self._status is None or now - self._activity_at < ACTIVITY_EVERY:
+            return
+        self._activity_at = now
+        line = text or self._status.activity
+        self._write(self._status.model_copy(update={"activity": line, "published_at": now}), line)
+
+    def last_words(self, sentence: str, *, trusted: bool) -> None:
+        """The agent stops, or a pass failed: the last status with that sentence, no longer ready unless trusted."""
+        if self._status is None:
+            return
+        last = self._status.last_pass
+        update: dict[str, object] = {
+            "activity": "", "published_at": self.clock.now(),
+            "last_pass": last.model_copy(update={"sentence": sentence}) if last else None,
+        }  # fmt: skip
+        if not trusted:
+            update["ready"] = "Unknown"
+        self._write(self._status.model_copy(update=update), sentence)
+
+    def _pass(self, view: View, sentence: str) -> PassStatus:
+        return PassStatus(
+            id=view.pass_id, trigger=view.trigger, sentence=sentence, started_at=view.started_at,
+            seconds=round(view.seconds, 4),
+        )  # fmt: skip
+
+    def _write(self, status: Status, line: str) -> None:
+        self._status = status
+        write_atomic(self.path, status.model_dump_json().encode(), mode=0o644, sync=False)
+        prefix = "SIMULATED: " if self.simulated else ""
+        self.notify.send(f"STATUS={prefix}{line}"[:400].replace("\n", " "))

@@ -1,0 +1,278 @@
+"""One pass: observe, resolve, diff, plan, check, execute, publish. Every trigger runs the same one."""
+
+import asyncio
+import uuid
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from agent.core.condition import Condition, merge
+from agent.core.inputs import Inputs
+from agent.core.laws import check_plan
+from agent.core.memory import Grant
+from agent.core.plan import Disruption, Plan
+from agent.core.report import agent_conditions, sentence, with_generation
+from agent.core.resolve import Resolved, resolve
+from agent.core.spec import GpuHost
+from agent.core.status import ready_of
+from agent.kind import Kind, plan_all, trajectory
+from agent.loop.absorb import absorb
+from agent.loop.execute import Executed, Executor, backoff
+from agent.loop.journal import Journal
+from agent.loop.observe import Observer
+from agent.loop.publish import Publisher, View
+from agent.loop.specs import Specs
+from agent.loop.store import Store
+from agent.ports import Permit, Ports
+
+
+@dataclass(frozen=True, slots=True)
+class PassResult:
+    """How a pass ended. ``again`` asks for another at once; ``retry_in`` is when a failed action may be tried again."""
+
+    sentence: str
+    plan: Plan | None = None
+    blocked: str = ""
+    executed: Executed | None = None
+    again: bool = False
+    retry_in: float | None = None
+    ready: str = "Unknown"
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """The pure half of a pass."""
+
+    inputs: Inputs
+    resolved: Resolved
+    plan: Plan
+    blocked: str
+    approvable: bool
+
+
+@dataclass(slots=True)
+class Reconciler:
+    ports: Ports
+    kinds: Sequence[Kind]
+    store: Store
+    journal: Journal
+    specs: Specs
+    observer: Observer
+    executor: Executor
+    publisher: Publisher
+    permit: Permit
+    acting: str = ""  # why this agent does not act; "" when it does
+    log: Callable[..., None] = lambda *_args, **_fields: None
+    _conditions: tuple[Condition, ...] = ()
+    _last: Decision | None = field(default=None)
+    _done_before: str = ""  # id of the plan that the pass before this one carried out
+
+    async def run_pass(self, trigger: str) -> PassResult:
+        pass_id, started = uuid.uuid4().hex[:8], self.ports.clock.now()
+        begun = asyncio.get_running_loop().time()
+        self._take_requests()
+        await self.specs.refresh()
+        host = self.specs.host
+        if host is None:
+            result = PassResult(
+                sentence="No spec is in force: " + (self.specs.problems or ("none was found",))[0]
+            )
+            self._publish_without_spec(result, pass_id, trigger, started)
+            return result
+        decision = self.decide(await self.look(host))
+        executed = None
+        if decision.plan.actions and not decision.blocked:
+            executed = await self._execute(decision, pass_id, trigger)
+        result = self._result(decision, executed)
+        seconds = asyncio.get_running_loop().time() - begun
+        self._publish(decision, result, View(pass_id, trigger, started, seconds))
+        return result
+
+    async def look(self, host: GpuHost | None = None) -> Inputs:
+        """Observe, and let the memory learn from it."""
+        host = host or self.specs.host
+        if host is None:
+            raise RuntimeError("no spec is in force")
+        obs = await self.observer.observe(host, self.store.memory)
+        now = self.ports.clock.now()
+        self.store.save(absorb(self.store.memory, obs, now))
+        return Inputs(
+            host, self.store.memory.generation, obs, self.store.memory, now, bool(self.ports.simulated)
+        )
+
+    def decide(self, inputs: Inputs) -> Decision:
+        """Resolve, diff, plan and check. The same inputs give the same decision, so an unchanged world is not re-decided."""
+        last = self._last
+        if last is not None and _same(last, inputs):
+            return last
+        resolved = resolve(inputs)
+        plan = plan_all(self.kinds, inputs, resolved)
+        violations = check_plan(plan, inputs, trajectory(self.kinds, plan, inputs))
+        blocked, approvable = "", False
+        if violations:
+            blocked = "; ".join(f"law {v.law}: {v.action} {v.message}" for v in violations[:3])
+        elif plan.actions:
+            blocked, approvable = self._policy(plan, inputs)
+        self._last = Decision(inputs, resolved, plan, blocked, approvable)
+        return self._last
+
+    def _policy(self, plan: Plan, inputs: Inputs) -> tuple[str, bool]:
+        """Why a lawful plan is not executed, and whether an approval would let it."""
+        if self.acting:
+            return self.acting, False
+        policy = inputs.spec.policy
+        if policy.mode == "observe":
+            return "policy.mode is observe: the agent plans and does not act", False
+        beyond = [a for a in plan.actions if a.disruption not in (Disruption.NONE, *_allowed(policy.allow))]
+        if not beyond or self._granted(plan):
+            return "", False
+        what = ", ".join(sorted({str(a.disruption) for a in beyond}))
+        return f"plan {plan.id} needs {what}, and policy.allow does not have it", True
+
+    def _granted(self, plan: Plan) -> bool:
+        memory = self.store.memory
+        if memory.approved == plan.id:
+            return True
+        grant = memory.grant
+        return (
+            grant is not None
+            and grant.generation == plan.generation
+            and plan.disruption <= grant.disruption
+            and {t for a in plan.actions for t in a.touches} <= set(grant.touches)
+        )
+
+    async def _execute(self, decision: Decision, pass_id: str, trigger: str) -> Executed:
+        plan, memory = decision.plan, self.store.memory
+        if memory.approved == plan.id:
+            touches = {t for a in plan.actions for t in a.touches}
+            grant = Grant(
+                plan_id=plan.id, generation=plan.generation, disruption=int(plan.disruption),
+                touches=tuple(sorted(touches)), at=decision.inputs.now,
+            )  # fmt: skip
+            self.store.update(approved="", grant=grant)
+        refused = await self.permit.acquire(plan.id, str(plan.disruption))
+        if refused:
+            return Executed(0, plan.actions[0], f"no permit: {refused}")
+        self._publish(
+            decision,
+            PassResult(sentence="Working: " + plan.actions[0].description),
+            View(pass_id, trigger, decision.inputs.now, 0.0),
+        )
+        try:
+            return await self.executor.execute(plan, decision.inputs.obs, pass_id)
+        finally:
+            await self.permit.release()
+
+    def _result(self, decision: Decision, executed: Executed | None) -> PassResult:
+        plan = decision.plan
+        failed = executed.message if executed and executed.failed else ""
+        idle = _idle_sentence(plan)
+        text = sentence(
+            blocked=decision.blocked, done=executed.done if executed else 0, failed=failed,
+            notes=executed.notes if executed else (), pending=len(plan.actions), facts={"idle": idle},
+        )  # fmt: skip
+        again = executed is not None and (executed.done > 0 or bool(failed))
+        if executed is not None and not failed and self._done_before == plan.id:
+            # Carried out twice, and the same drift is there again: something undoes it. Trying for ever would be a
+            # loop of our own making, so it waits like a failure.
+            text = "The same plan was carried out twice and did not hold: something else changes it back."
+            self._hold(plan)
+            again = False
+        self._done_before = plan.id if executed is not None and not failed else ""
+        if not plan.actions and self.store.memory.grant is not None:
+            self.store.update(grant=None)  # converged: the approval has done its work
+        waits = [t - decision.inputs.now for t in self.store.memory.retry_after.values()]
+        retry = max(0.5, min(waits)) if waits else None
+        return PassResult(text, plan, decision.blocked, executed, again=again, retry_in=retry)
+
+    def _hold(self, plan: Plan) -> None:
+        memory, now = self.store.memory, self.ports.clock.now()
+        failures, after = dict(memory.failures), dict(memory.retry_after)
+        for action in plan.actions:
+            failures[action.key] = failures.get(action.key, 0) + 1
+            after[action.key] = now + backoff(failures[action.key])
+        self.store.update(failures=failures, retry_after=after)
+
+    def _take_requests(self) -> None:
+        """What operators asked for by ``agent approve`` and ``agent retry``."""
+        for verb, argument in self.store.take_requests():
+            self.journal.append(self.ports.clock.now(), "request", verb=verb, argument=argument)
+            memory = self.store.memory
+            if verb == "approve":
+                self.store.update(approved=argument)
+            elif verb == "retry":
+                mine = {k for k in (*memory.terminal, *memory.failures) if k.endswith(f"/{argument}")}
+                self.store.update(
+                    rejected={n: r for n, r in memory.rejected.items() if n != argument},
+                    terminal={k: v for k, v in memory.terminal.items() if k not in mine},
+                    failures={k: v for k, v in memory.failures.items() if k not in mine},
+                    retry_after={k: v for k, v in memory.retry_after.items() if k not in mine},
+                    starts=(),
+                )
+        self._last = None if self._last and self._last.inputs.memory is not self.store.memory else self._last
+
+    def conditions(self, decision: Decision) -> tuple[Condition, ...]:
+        found = [
+            c
+            for kind in self.kinds
+            for c in kind.conditions(decision.inputs, decision.resolved, decision.plan)
+        ]
+        found += agent_conditions(
+            accepted=self.specs.accepted, problems=self.specs.problems, generation=decision.inputs.generation,
+            simulated=self.ports.simulated, acting=self.acting,
+        )  # fmt: skip
+        if decision.blocked:
+            found.append(_blocked_condition(decision))
+        self._conditions = merge(
+            self._conditions, with_generation(found, decision.inputs.generation), decision.inputs.now
+        )
+        return self._conditions
+
+    def _publish(self, decision: Decision, result: PassResult, view: View) -> None:
+        conditions = self.conditions(decision)
+        self.publisher.publish(decision, self.specs, conditions, result.sentence, view)
+        self.log(
+            "pass", pass_id=view.pass_id, trigger=view.trigger, sentence=result.sentence, plan=decision.plan.id,
+            actions=len(decision.plan.actions), ready=ready_of(conditions), seconds=round(view.seconds, 3),
+        )  # fmt: skip
+
+    def _publish_without_spec(self, result: PassResult, pass_id: str, trigger: str, started: float) -> None:
+        conditions = agent_conditions(
+            accepted=False,
+            problems=self.specs.problems,
+            generation=0,
+            simulated=self.ports.simulated,
+            acting=self.acting,
+        )
+        self._conditions = merge(self._conditions, tuple(conditions), started)
+        self.publisher.publish_without_spec(
+            self.specs, self._conditions, result.sentence, View(pass_id, trigger, started, 0.0)
+        )
+        self.log("pass", pass_id=pass_id, trigger=trigger, sentence=result.sentence)
+
+
+def _allowed(names: Sequence[str]) -> list[Disruption]:
+    return [Disruption[name.upper()] for name in names]
+
+
+def _same(last: Decision, inputs: Inputs) -> bool:
+    """Only an empty, unrefused plan may be reused: budgets and backoffs are decided by the clock too."""
+    quiet = not last.plan.actions and not last.plan.refusals
+    before = last.inputs
+    return (
+        quiet and before.host is inputs.host and before.memory is inputs.memory and before.obs == inputs.obs
+    )
+
+
+def _idle_sentence(plan: Plan) -> str:
+    if plan.refusals:
+        first = plan.refusals[0]
+        more = f" (and {len(plan.refusals) - 1} more)" if len(plan.refusals) > 1 else ""
+        return f"Waiting: {first.message}{more}."
+    return "Converged: nothing to do."
+
+
+def _blocked_condition(decision: Decision) -> Condition:
+    step = f"agent approve {decision.plan.id}" if decision.approvable else ""
+    return Condition(
+        type="Converged", status="False", reason="Blocked", message=decision.blocked, next_step=step
+    )

@@ -1,0 +1,94 @@
+"""The accepted spec: read from its source, checked, kept. A bad one changes nothing."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from agent.core.errors import SpecError
+from agent.core.spec import GpuHost
+from agent.core.spec_load import LoadedSpec, load
+from agent.loop.journal import Journal
+from agent.loop.store import Store
+from agent.ports import SpecSource
+
+
+@dataclass(slots=True)
+class Specs:
+    """Holds the spec in force. The generation counts accepted contents; comments and order of keys make none."""
+
+    source: SpecSource
+    store: Store
+    journal: Journal
+    now: Callable[[], float]
+    current: LoadedSpec | None = None
+    problems: tuple[str, ...] = ()
+    path: str = ""
+    _last_text: str | None = field(default=None)
+
+    @property
+    def host(self) -> GpuHost | None:
+        return self.current.spec if self.current else None
+
+    @property
+    def accepted(self) -> bool:
+        return self.current is not None and not self.problems
+
+    async def refresh(self) -> None:
+        """Read the source; accept what is new and right, else keep what is in force and say why."""
+        if self.current is None:
+            self._restore()
+        try:
+            source = await self.source.read()
+            self.path = source.origin
+            if source.text == self._last_text:
+                return
+            loaded = load(source.text, source.origin)
+        except SpecError as error:
+            self._last_text = None
+            self.problems = error.problems
+            return
+        except OSError as error:
+            self._last_text = None
+            self.problems = (f"{self.path or 'spec'}: cannot be read: {error.strerror or error}",)
+            return
+        self._last_text, self.problems = source.text, ()
+        self._accept(loaded, source.text)
+
+    async def peek_changed(self) -> bool:
+        """Whether the source now holds an accepted-to-be content other than the one in force."""
+        try:
+            source = await self.source.read()
+            if source.text == self._last_text:
+                return False
+            return self.current is None or load(source.text, source.origin).digest != self.current.digest
+        except (SpecError, OSError):
+            return False
+
+    def _restore(self) -> None:
+        """The last good spec of an earlier run, for a daemon that starts beside a broken file."""
+        text = self.store.accepted_text()
+        if text is None:
+            return
+        try:
+            self.current = load(text, "the last accepted spec")
+        except SpecError as error:
+            self.problems = error.problems
+
+    def _accept(self, loaded: LoadedSpec, text: str) -> None:
+        memory, before = self.store.memory, self.host
+        self.current = loaded
+        if loaded.digest == memory.spec_digest:
+            return
+        generation = memory.generation + 1
+        self.journal.append(self.now(), "generation", generation=generation, digest=loaded.digest)
+        self.store.accept_text(text)
+        # A new generation is a person's answer to every failure of the old one; rejections name their revision
+        # and gate themselves and so outlive it.
+        self.store.update(
+            generation=generation, spec_digest=loaded.digest, failures={}, retry_after={}, terminal={}, grant=None,
+            approved="", identities=memory.identities if before and _selects(before) == _selects(loaded.spec) else {},
+        )  # fmt: skip
+
+
+def _selects(host: GpuHost) -> dict[str, object]:
+    """Only a person who names the cards anew has looked at where they are now: then they are learned anew."""
+    return {name: group.select for name, group in host.spec.gpus.items()}

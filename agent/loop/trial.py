@@ -1,0 +1,402 @@
+"""A trial, run: phases with deadlines, then promoted, rolled back, held or superseded (core/trial.py decides which)."""
+
+import asyncio
+import contextlib
+from collections.abc import Awaitable, Callable, Coroutine
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from agent.core.bench import FORMULA, BenchmarkKey, BenchmarkResult, LevelResult
+from agent.core.errors import TerminalError, TransientError
+from agent.core.fact import say
+from agent.core.gate import add_result, baseline_for, certain_failure, judge
+from agent.core.inputs import Inputs
+from agent.core.memory import Memory, Outcome, Phase, PhaseNote, Promoted, Rejected, TrialRecord
+from agent.core.render import served_name
+from agent.core.resolve import ResolvedService, last_good, resolve, trial_key
+from agent.core.revision import Revision
+from agent.core.spec import Service
+from agent.core.trial import (
+    PROVE_PHASES, RESTORE_PHASES, TRIAL_PHASES, PhaseResult, Step, TrialState, after_restore, deadline_of, next_step,
+)  # fmt: skip
+from agent.loop.journal import Journal
+from agent.loop.lifecycle import Lifecycle, PhaseFailedError
+from agent.loop.store import Store
+
+Mode = Literal["trial", "prove"]
+PULSE = 10.0  # real seconds between signs of life in a silent phase
+
+
+class SupersededError(Exception):
+    """The spec was edited while a phase ran."""
+
+
+@dataclass(slots=True)
+class Trials:
+    """Runs trials for the executor. ``look`` observes anew; ``edited`` is set when the spec's content changes."""
+
+    lifecycle: Lifecycle
+    store: Store
+    journal: Journal
+    look: Callable[[], Awaitable[Inputs]]
+    edited: asyncio.Event
+    progress: Callable[[str], None]
+
+    async def preflight(self, name: str) -> None:
+        inputs = await self.look()
+        service = resolve(inputs).services[name]
+        if service.effective is None:
+            raise TransientError(f"{name}: {service.reason}", reason="NotRenderable")
+        try:
+            await self.lifecycle.preflight(name, service.service, service.effective, inputs)
+        except PhaseFailedError as error:
+            raise TransientError(str(error), reason=error.reason) from error
+
+    async def stop(self, name: str) -> None:
+        """Drain, stop, assert stopped: the plan's stop action."""
+        inputs = await self.look()
+        service = resolve(inputs).services[name]
+        gate, steps = service.service.gate, self.lifecycle
+        try:
+            self.progress(f"{name}: draining")
+            await steps.drain(service.service, gate.drain_timeout)
+            self.progress(f"{name}: stopping")
+            await steps.stop(service.service, gate.stop_timeout)
+            await steps.assert_stopped(service.service, service.gpus)
+        except PhaseFailedError as error:
+            raise TransientError(f"{name}: {error}", reason=error.reason) from error
+
+    async def run(self, name: str, mode: Mode) -> TrialRecord:
+        inputs = await self.look()
+        resolved = resolve(inputs).services[name]
+        trial = _Trial(self, inputs, resolved)
+        return await trial.run(mode)
+
+
+@dataclass(slots=True)
+class _Trial:
+    """One trial of one service."""
+
+    trials: Trials
+    inputs: Inputs
+    resolved: ResolvedService
+    notes: list[PhaseNote] = field(default_factory=list)
+    attempt: int = 1
+    benchmark: BenchmarkResult | None = None
+    started_at: float = 0.0
+    failure: tuple[str, str] = ("", "")
+
+    @property
+    def name(self) -> str:
+        return self.resolved.name
+
+    @property
+    def service(self) -> Service:
+        return self.resolved.service
+
+    @property
+    def now(self) -> float:
+        return self.trials.lifecycle.ports.clock.now()
+
+    async def run(self, mode: Mode) -> TrialRecord:
+        self.started_at = self.now
+        revision = self.resolved.effective
+        if revision is None or self._refused():
+            return self._refuse()
+        self._remember(revision, "assert-stopped" if mode == "trial" else "ready")
+        phases = TRIAL_PHASES if mode == "trial" else PROVE_PHASES
+        step = await self._walk(phases, revision)
+        while step.kind == "again":
+            self.attempt += 1
+            await self._stop_quietly()
+            step = await self._walk(TRIAL_PHASES, revision)
+        return await self._end(step, revision)
+
+    def _refused(self) -> bool:
+        """What the self-test found may forbid a start that the plan still hoped for."""
+        return any(r.reason in {"P2PRequired", "GpuIdentityUnknown"} for r in self.resolved.refusals)
+
+    def _refuse(self) -> TrialRecord:
+        refusals = self.resolved.refusals
+        reason, message = (
+            (refusals[0].reason, refusals[0].message) if refusals else ("NotRenderable", self.resolved.reason)
+        )
+        self.failure = (reason, message)
+        return self._finish(self.resolved.effective, "refused")
+
+    async def _walk(self, phases: tuple[Phase, ...], revision: Revision) -> Step:
+        """Phases in order until one ends the walk; the pure transition table says what comes next."""
+        step = Step("phase", phases[0])
+        while step.kind == "phase" and step.phase is not None:
+            result = await self._phase(step.phase, revision)
+            good = last_good(self.name, self.inputs, besides=revision)
+            state = TrialState(
+                phases, step.phase, self.attempt, good is not None, self.service.gate.on_failure
+            )
+            step = next_step(state, result)
+        return step
+
+    async def _phase(self, phase: Phase, revision: Revision, label: str = "") -> PhaseResult:
+        gate = self.service.gate
+        limit = deadline_of(
+            phase, start=gate.start_timeout, drain=gate.drain_timeout, stop=gate.stop_timeout + 60.0,
+            benchmark=gate.benchmark.timeout,
+        )  # fmt: skip
+        self._remember(revision, phase)
+        self.trials.progress(f"{self.name}: {label}{phase}")
+        self.trials.journal.append(
+            self.now, "phase", service=self.name, phase=label + phase, revision=revision.id
+        )
+        clock = self.trials.lifecycle.ports.clock
+        begun = clock.monotonic()
+        result: PhaseResult = "ok"
+        detail = ""
+        try:
+            detail = await self._bounded(self._do(phase, revision), limit) or ""
+        except SupersededError:
+            result, detail = "superseded", "the spec was edited"
+            self.failure = ("Superseded", "the spec was edited during the trial")
+        except TimeoutError:
+            result, detail = "timeout", f"not done within {limit:g} s"
+            self.failure = (f"{phase.title().replace('-', '')}Timeout", f"{phase} was {detail}")
+        except _InconclusiveError as error:
+            result, detail = "inconclusive", str(error)
+            self.failure = ("Inconclusive", str(error))
+        except PhaseFailedError as error:
+            result, detail = "failed", str(error)
+            self.failure = (error.reason, str(error))
+        except OSError as error:
+            result, detail = "failed", str(error)
+            self.failure = ("HostError", f"{phase}: {error}")
+        self.notes.append(
+            PhaseNote(
+                phase=label + phase, result=result, detail=detail, seconds=round(clock.monotonic() - begun, 2)
+            )
+        )
+        self.trials.journal.append(
+            self.now, "phase-end", service=self.name, phase=label + phase, result=result, detail=detail
+        )
+        return result
+
+    async def _bounded(self, work: Coroutine[Any, Any, str | None], seconds: float) -> str | None:
+        """The phase, its deadline and a spec edit, whichever comes first."""
+        clock = self.trials.lifecycle.ports.clock
+        task = asyncio.ensure_future(work)
+        timer = asyncio.ensure_future(clock.sleep(seconds))
+        edited = asyncio.ensure_future(self.trials.edited.wait())
+        pulse = asyncio.ensure_future(self._pulse())
+        try:
+            await asyncio.wait({task, timer, edited}, return_when=asyncio.FIRST_COMPLETED)
+            if task.done():
+                return task.result()
+            if edited.done():
+                raise SupersededError
+            raise TimeoutError
+        finally:
+            for other in (task, timer, edited, pulse):
+                other.cancel()
+            await asyncio.gather(task, timer, edited, pulse, return_exceptions=True)
+
+    async def _pulse(self) -> None:
+        """A phase may be long and silent: as long as its deadline runs, the agent is alive and says so."""
+        while True:
+            await asyncio.sleep(PULSE)
+            self.trials.progress("")
+
+    async def _do(self, phase: Phase, revision: Revision) -> str | None:
+        steps, service = self.trials.lifecycle, self.service
+        match phase:
+            case "stop":
+                await steps.stop(service, service.gate.stop_timeout)
+            case "assert-stopped":
+                await steps.assert_stopped(service, revision.gpus)
+            case "render":
+                await steps.render(self.name, service, revision)
+            case "start":
+                self._count_start(revision)
+                await steps.start(service)
+            case "ready":
+                await steps.ready(service)
+            case "effective":
+                return await steps.effective(self.name, service, revision)
+            case "smoke":
+                await steps.smoke(service)
+            case "benchmark":
+                await self._measure(revision)
+            case "judge":
+                return self._judge()
+            case _:
+                raise PhaseFailedError("UnknownPhase", phase)
+        return None
+
+    def _count_start(self, revision: Revision) -> None:
+        """Starts that no spec edit asked for count against the remediation budget."""
+        if self._is_remediation(revision) or self.attempt > 1 or revision != self.resolved.effective:
+            starts = (*self.trials.store.memory.starts, self.now)[-100:]
+            self.trials.store.update(starts=starts)
+
+    def _is_remediation(self, revision: Revision) -> bool:
+        memory = self.trials.store.memory
+        known = (memory.promoted.get(self.name), memory.previous.get(self.name))
+        return revision.id in {p.revision.id for p in known if p is not None}
+
+    async def _measure(self, revision: Revision) -> None:
+        gate, clock = self.service.gate, self.trials.lifecycle.ports.clock
+        key, begun = self._key(revision), clock.monotonic()
+        baseline = baseline_for(self.trials.store.memory.baselines, key)
+        target = self.trials.lifecycle.target(self.service)
+        levels: list[LevelResult] = []
+        for concurrency in gate.benchmark.concurrency:
+            label = f"{self.name}: benchmark C={concurrency}"
+
+            def report(done: int, total: int, label: str = label) -> None:
+                self.trials.progress(f"{label} {done}/{total}")
+
+            level = await self.trials.lifecycle.ports.inference.benchmark_level(
+                target.endpoint(revision.port), served_name(self.service), gate.benchmark, concurrency, report
+            )
+            levels.append(level)
+            self.trials.progress(f"{label} {level.throughput:,.1f} tok/s")
+            self.benchmark = BenchmarkResult(
+                levels=tuple(levels), key=key, started_at=self.started_at, seconds=round(clock.monotonic() - begun, 2),
+                complete=len(levels) == len(gate.benchmark.concurrency),
+            )  # fmt: skip
+            if certain := certain_failure(level, gate, baseline):
+                # The verdict cannot change any more: the remaining levels would only cost the users time.
+                raise PhaseFailedError("BelowGate", certain)
+
+    def _key(self, revision: Revision) -> BenchmarkKey:
+        facts = self.inputs.obs.targets.get(revision.target)
+        bench = self.service.gate.benchmark
+        return BenchmarkKey(
+            formula=FORMULA,
+            model=str(self.service.args.get("model-path", "")),
+            runtime=f"{self.service.runtime} {say(facts.sglang_version) if facts else 'unknown'}",
+            driver=say(self.inputs.obs.platform.nvidia_driver),
+            gpus=revision.gpus,
+            p2p=revision.p2p,
+            workload=f"in {bench.input_tokens}, out {bench.output_tokens}, {bench.requests_per_slot} per slot",
+            simulated=self.inputs.simulated,
+        )
+
+    def _judge(self) -> str:
+        baseline = (
+            baseline_for(self.trials.store.memory.baselines, self.benchmark.key) if self.benchmark else None
+        )
+        judgement = judge(self.benchmark, self.service.gate, baseline)
+        if judgement.verdict == "fail":
+            raise PhaseFailedError(judgement.reason, judgement.message)
+        if judgement.verdict == "inconclusive":
+            raise _InconclusiveError(judgement.message)
+        return judgement.message
+
+    async def _end(self, step: Step, revision: Revision) -> TrialRecord:
+        if step.outcome == "promoted":
+            return self._promote(revision)
+        if step.outcome == "superseded":
+            return self._finish(revision, "superseded")
+        if step.kind == "finish":
+            record = self._finish(revision, "failed")
+            if self.failure[0] == "GpuWedged":
+                raise TerminalError(f"{self.name}: {self.failure[1]}", reason="GpuWedged")
+            raise TransientError(f"{self.name}: {record.message}", reason=record.reason)
+        if self._is_remediation(revision):
+            return await self._last_good_failed(revision)
+        self._reject(revision)
+        if step.kind == "stop":
+            await self._stop_quietly()
+            return self._finish(revision, "held")
+        return await self._restore(revision)
+
+    async def _last_good_failed(self, revision: Revision) -> TrialRecord:
+        """The last good revision itself did not pass: slower is reported and stays up; dead is tried again later."""
+        if self.notes[-1].phase in {"benchmark", "judge"}:
+            return self._finish(revision, "degraded")
+        await self._stop_quietly()
+        record = self._finish(revision, "failed")
+        raise TransientError(f"{self.name}: {record.message}", reason=record.reason)
+
+    def _promote(self, revision: Revision) -> TrialRecord:
+        memory = self.trials.store.memory
+        old = memory.promoted.get(self.name)
+        changes: dict[str, Any] = {}
+        if old is not None and old.revision.id != revision.id:
+            changes["previous"] = {**memory.previous, self.name: old}
+        promoted = Promoted(
+            revision=revision, generation=self.inputs.generation, at=self.now, benchmark=self.benchmark
+        )
+        changes["promoted"] = {**memory.promoted, self.name: promoted}
+        if self.benchmark is not None:
+            changes["baselines"] = add_result(memory.baselines, self.benchmark)
+        if not self.resolved.fallback:
+            changes["rejected"] = {n: r for n, r in memory.rejected.items() if n != self.name}
+        self.trials.store.update(**changes)
+        return self._finish(revision, "promoted")
+
+    def _reject(self, revision: Revision) -> None:
+        """Before anything is taken back: a crash from here on must not try this revision again."""
+        reason, message = self.failure
+        rejected = Rejected(
+            revision=trial_key(revision, self.service.gate), generation=self.inputs.generation,
+            reason=reason, message=message, at=self.now,
+        )  # fmt: skip
+        self.trials.store.update(rejected={**self.trials.store.memory.rejected, self.name: rejected})
+
+    async def _restore(self, failed: Revision) -> TrialRecord:
+        cause = self.failure
+        good = last_good(self.name, self.inputs, besides=failed)
+        if good is None:
+            await self._stop_quietly()
+            return self._finish(failed, "held")
+        for phase in RESTORE_PHASES:
+            result = await self._phase(phase, good.revision, label="rollback: ")
+            if result != "ok":
+                break
+        outcome = after_restore(result)
+        if outcome == "rolled-back":
+            self.failure = cause
+            return self._finish(failed, outcome, restored=good.revision.id)
+        if outcome == "superseded":
+            return self._finish(failed, outcome)
+        message = f"{cause[1]}; and the last good revision did not come back: {self.failure[1]}"
+        self.failure = ("RollbackFailed", message)
+        await self._stop_quietly()
+        self._finish(failed, "failed")
+        raise TransientError(f"{self.name}: {message}", reason="RollbackFailed")
+
+    async def _stop_quietly(self) -> None:
+        """Stop what must not go on running; what stands in the way of that is found by the next pass."""
+        with contextlib.suppress(PhaseFailedError, OSError):
+            await self.trials.lifecycle.stop(self.service, self.service.gate.stop_timeout)
+
+    def _remember(self, revision: Revision, phase: Phase) -> None:
+        record = self._record(revision).model_copy(update={"phase": phase})
+        self._save(record)
+
+    def _finish(self, revision: Revision | None, outcome: Outcome, restored: str = "") -> TrialRecord:
+        reason, message = self.failure if outcome != "promoted" else ("Promoted", self.notes[-1].detail)
+        record = self._record(revision).model_copy(
+            update={
+                "phase": "judge", "outcome": outcome, "reason": reason, "message": message,
+                "finished_at": self.now, "restored": restored,
+            }
+        )  # fmt: skip
+        self._save(record)
+        self.trials.journal.append(
+            self.now, "trial", service=self.name, outcome=outcome, reason=reason, message=message
+        )
+        self.trials.lifecycle.observer.health.forget(self.name)
+        return record
+
+    def _record(self, revision: Revision | None) -> TrialRecord:
+        return TrialRecord(
+            service=self.name, generation=self.inputs.generation, revision=revision, attempt=self.attempt,
+            started_at=self.started_at, notes=tuple(self.notes), benchmark=self.benchmark,
+        )  # fmt: skip
+
+    def _save(self, record: TrialRecord) -> Memory:
+        return self.trials.store.update(trials={**self.trials.store.memory.trials, self.name: record})
+
+
+class _InconclusiveError(Exception):
+    """Too little data to judge: never a pass."""

@@ -1,0 +1,79 @@
+"""The platform and kernel log ports of a simulated host."""
+
+from agent.core.fact import Absent, Known
+from agent.core.observation import Module, Platform
+from agent.ports import KernelLines
+from agent.sim import kernel
+from agent.sim.facts import known, patched, scripted
+from agent.sim.state import ModuleState, WorldState
+from agent.sim.world import World
+
+
+class SimPlatform:
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self._seen: tuple[int, Platform] | None = None
+
+    async def read(self) -> Platform:
+        fault = await self._world.enter("platform.read")
+        if (instead := scripted(fault)) is not None:
+            raise OSError(instead.reason)
+        state = self._world.state
+        if self._seen is None or self._seen[0] != state.version:
+            self._seen = (state.version, platform_of(state))
+        return patched(self._seen[1], fault.value) if fault is not None and fault.value else self._seen[1]
+
+    async def load_module(self, name: str) -> None:
+        fault = await self._world.enter("platform.load_module", name, write=name)
+        if fault is not None and fault.succeed_without_effect:
+            return
+        with self._world.change():
+            kernel.load_module(self._world, name)
+
+    async def set_module_parameter(self, module: str, parameter: str, value: str) -> None:
+        about = f"{module}.{parameter}"
+        fault = await self._world.enter("platform.set_module_parameter", about, write=f"{about} {value}")
+        if fault is not None and fault.succeed_without_effect:
+            return
+        with self._world.change() as state:
+            kernel.set_module_parameter(state, module, parameter, value)
+
+
+def platform_of(state: WorldState) -> Platform:
+    bound = sum(function.driver == "nvidia" for function in state.functions.values())
+    return Platform(
+        boot_id=Known(state.boot_id),
+        kernel_release=Known(state.kernel_release),
+        cmdline=Known(tuple(state.cmdline)),
+        modules=Known({name: _module(name, module, bound) for name, module in sorted(state.modules.items())}),
+        module_options=Known(tuple(state.module_options)),
+        sev_snp=known(state.sev_snp),
+        nvidia_driver=Known(state.driver_version) if "nvidia" in state.modules else Absent("not loaded"),
+        systemd=known(state.systemd),
+    )
+
+
+def _module(name: str, module: ModuleState, bound: int) -> Module:
+    count = len(module.users) + (bound if name == "nvidia" else 0)
+    return Module(name, dict(module.parameters), count, tuple(module.users))
+
+
+class SimKernelLog:
+    """The cursor is the boot and the number of lines read of it; another boot begins anew."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+
+    async def read(self, cursor: str) -> KernelLines:
+        fault = await self._world.enter("kernel_log.read")
+        state = self._world.state
+        boot, _, position = cursor.partition(" ")
+        skip = int(position) if boot == state.boot_id and position.isdigit() else 0
+        lines: list[tuple[float, str]] = []
+        seen = 0
+        for line in state.kernel_log:
+            fresh = min(line.count, seen + line.count - skip)
+            lines += [(line.at, line.text)] * max(0, fresh)
+            seen += line.count
+        gap = bool(fault is not None and fault.value and fault.value.get("gap"))
+        return KernelLines(tuple(lines), f"{state.boot_id} {seen}", gap)
