@@ -5,12 +5,16 @@ and ``type_words`` serve error messages.
 """
 
 import functools
+import itertools
 import json
 import re
 from collections.abc import Iterator
 from typing import Any
 
+from pydantic import TypeAdapter
+
 from agent.core.schema import json_schema
+from agent.core.spec import EnvName
 
 Schema = dict[str, Any]
 
@@ -79,8 +83,14 @@ def key_words(path: tuple[str | int, ...]) -> str:
 
 def pattern_words(pattern: str) -> str:
     """A pattern of the models in words, with an example; "" for one that they do not have."""
-    example = _patterns(_root()).get(pattern)
+    example = _examples().get(pattern)
     return f'{_PATTERN_WORDS[example]} such as "{example}"' if example is not None else ""
+
+
+@functools.cache
+def _examples() -> dict[str, str]:
+    # Names of variables stand only as keys, where a schema has no place for an example.
+    return {**_patterns(_root()), **_patterns(TypeAdapter(EnvName).json_schema())}
 
 
 def _patterns(node: Any) -> dict[str, str]:
@@ -229,10 +239,11 @@ def _find(steps: tuple[str | int, ...]) -> Schema | None:
 
 
 def _find_dotted(schema: Schema, steps: tuple[str, ...]) -> Schema | None:
-    """Like ``_find``, for a path that was cut at every dot: names such as ``qwen3.5`` have dots too."""
+    """Like ``_find``, for a path that was cut at every dot: names such as ``qwen3.5`` have dots before digits."""
     if not steps:
         return schema
-    for taken in range(1, len(steps) + 1):
+    digits = itertools.takewhile(lambda step: step[:1].isdigit(), steps[1:])
+    for taken in range(1, len(list(digits)) + 2):
         for below in _below(schema, ".".join(steps[:taken])):
             found = _find_dotted(below, steps[taken:])
             if found is not None:

@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
@@ -49,7 +49,8 @@ def load(text: str, origin: str) -> LoadedSpec:
     except ValidationError as error:
         raw = document.value
         problems = rewrite(error.errors(include_url=False, include_input=False), raw)
-        found += [p for p in problems if not _touches(p.path, document.damaged, below_only=True)]
+        damaged = _Places(document.damaged)
+        found += [p for p in problems if not damaged.cover(p.path)]
         found += _check_what_holds(document, problems)
     if found or host is None:
         raise _error(found, document, origin)
@@ -86,8 +87,8 @@ def _check_what_holds(document: Document, problems: list[Problem]) -> list[Probl
                 return []
             left_out += pruned
         else:
-            checked = cross_check(spec)
-            return [p for p in checked if not any(_touches(used, left_out) for used in (p.path, *p.uses))]
+            wrong = _Places(left_out)
+            return [p for p in cross_check(spec) if not any(wrong.touch(used) for used in (p.path, *p.uses))]
     return []
 
 
@@ -146,13 +147,18 @@ def _at(value: object, path: Path) -> object:
     return value
 
 
-def _touches(path: Path, others: tuple[Path, ...] | list[Path], *, below_only: bool = False) -> bool:
-    """A path lies at or below one of the others, or (unless ``below_only``) above it."""
-    for other in others:
-        shared = min(len(path), len(other))
-        if path[:shared] == other[:shared] and (len(path) >= len(other) or not below_only):
-            return True
-    return False
+class _Places:
+    """Paths, asked for what lies at or below them, or above; the cost does not grow with their number."""
+
+    def __init__(self, paths: Iterable[Path]) -> None:
+        self._paths = frozenset(paths)
+        self._above = frozenset(path[:length] for path in self._paths for length in range(len(path)))
+
+    def cover(self, path: Path) -> bool:
+        return any(path[:length] in self._paths for length in range(len(path) + 1))
+
+    def touch(self, path: Path) -> bool:
+        return path in self._above or self.cover(path)
 
 
 def _error(problems: list[Problem] | tuple[Problem, ...], document: Document, origin: str) -> SpecError:

@@ -25,6 +25,8 @@ def rewrite(errors: Iterable[ErrorDetails], document: object) -> list[Problem]:
     found: dict[tuple[Path, bool], list[ErrorDetails]] = {}
     for error in errors:
         path, at_key = _locate(error, document)
+        if error["type"] == "too_short" and _value_at(path, document):
+            continue  # pydantic does not count wrong items; those have errors of their own
         found.setdefault((path, at_key), []).append(error)
     return [Problem(path, _say(path, group, document), at_key) for (path, at_key), group in found.items()]
 

@@ -1,16 +1,10 @@
 """What an observation teaches the memory: who the cards are, and which of them are lost."""
 
 from agent.core.fact import Known, Unknown, value_or
+from agent.core.kernel_log import is_lost, note
 from agent.core.memory import Identity, Memory, Quarantine
-from agent.core.observation import KernelEvent, Observation
+from agent.core.observation import Observation
 from agent.core.selection import identify, same_card
-
-LOST = {
-    "bus-lost": ("GpuLost", "it has fallen off the bus"),
-    "d3cold": ("GpuLost", "it does not wake from D3cold"),
-    "flr-failed": ("GpuLost", "it did not come back from a function-level reset"),
-}
-XID_LOST = 79
 
 
 def absorb(memory: Memory, obs: Observation, now: float) -> Memory:
@@ -47,14 +41,10 @@ def _quarantine(memory: Memory, obs: Observation, now: float) -> dict[str, Quara
     boot = value_or(obs.platform.boot_id, "")
     kept = {a: q for a, q in memory.quarantine.items() if not boot or q.boot_id == boot}
     for event in value_or(obs.kernel_events, ()):
-        lost = LOST.get(event.sort) or (LOST["bus-lost"] if _fell_off(event) else None)
-        if lost is not None and event.address and event.address not in kept and boot:
+        if boot and event.address and event.address not in kept and is_lost(event):
+            message = f"{note(event).meaning}: {event.sample}"
             kept[event.address] = Quarantine(
-                address=event.address,
-                reason=lost[0],
-                message=f"{lost[1]}: {event.sample}",
-                boot_id=boot,
-                at=now,
+                address=event.address, reason="GpuLost", message=message, boot_id=boot, at=now
             )
     for address, gpu in obs.nvml.value.gpus.items() if isinstance(obs.nvml, Known) else ():
         if isinstance(gpu, Unknown) and gpu.code == "GpuLost" and address not in kept and boot:
@@ -62,7 +52,3 @@ def _quarantine(memory: Memory, obs: Observation, now: float) -> dict[str, Quara
                 address=address, reason="GpuLost", message=gpu.reason, boot_id=boot, at=now
             )
     return kept
-
-
-def _fell_off(event: KernelEvent) -> bool:
-    return event.sort == "xid" and event.code == XID_LOST

@@ -64,14 +64,14 @@ class ServerChange(ProfileModel):
     """What about a service's HTTP server differs from its profile."""
 
     answer: AnswerFault | None = None
-    health: int | None = Field(default=None, description="HTTP status of /health.")
+    health: int | Literal["hang"] | None = Field(default=None, description="HTTP status of /health, or hang.")
     after_requests: int | None = Field(default=None, description="Answers before the fault begins.")
     requests: int | None = Field(default=None, description="How many requests the fault lasts.")
     load_seconds: float | None = None
     factor: float | None = Field(default=None, description="Speed, as a factor.")
     ttft_seconds: float | None = None
     drain_seconds: float | None = None
-    sigterm: str | None = None
+    sigterm: Literal["drain", "ignore"] | None = None
     max_total_tokens: int | None = None
     version: str | None = None
     answers: tuple[Answer, ...] | None = None

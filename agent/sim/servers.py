@@ -81,7 +81,12 @@ class Servers:
         with socket.socket() as listener:
             listener.bind(("127.0.0.1", 0))
             url = f"http://127.0.0.1:{listener.getsockname()[1]}"
-            _write(config, {**self._config(key, unit), "fd": listener.fileno()})
+            settings = self._config(key, unit)
+            _write(config, {**settings, "fd": listener.fileno()})
+            if settings["load_seconds"] == 0.0:
+                # It has been serving all along as far as the host knows: whoever connects waits for the child,
+                # and is not refused.
+                listener.listen(1024)
             process = subprocess.Popen(
                 [sys.executable, "-I", "-S", str(PROGRAM), str(config)],
                 pass_fds=(listener.fileno(),),
@@ -100,6 +105,7 @@ class Servers:
         model = started.flag("model-path", "model") or ""
         load = unit.load_seconds or 0.0
         return {
+            "parent_pid": os.getpid(),
             "time_factor": world.state.factor,
             "load_seconds": max(0.0, unit.started_at + load - world.sim_now()),
             "served_model": started.flag("served-model-name") or model,

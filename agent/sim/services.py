@@ -32,13 +32,16 @@ class Fate:
     log: list[tuple[float, str]] = field(default_factory=list)  # (seconds after the start, line)
 
 
-def begin(world: "World", target_name: str, name: str, unit: UnitState) -> None:
-    """Decide the fate of a process whose argv and environment stand, and write it into the unit."""
+def begin(world: "World", target_name: str, name: str, unit: UnitState, *, scripted: bool) -> None:
+    """Decide the fate of a process whose argv and environment stand, and write it into the unit.
+
+    ``scripted``: the scenario's faults apply. What ran before the scenario began is not struck by them.
+    """
     target = world.state.targets[target_name]
     p2p = _p2p_on(target, unit)
     started = Started(unit.argv, unit.env, p2p)
     unit.p2p = p2p
-    fate = _fate(world, target_name, name, started)
+    fate = _fate(world, target_name, name, started, scripted=scripted)
     unit.gpus = fate.gpus
     for after, line in fate.log:
         unit.log.append((unit.started_at + after, line))
@@ -53,7 +56,7 @@ def begin(world: "World", target_name: str, name: str, unit: UnitState) -> None:
         return
     unit.hung = fate.hang
     if not fate.hang:
-        change = world.faults.strike("server", (target_name, name), started)
+        change = world.faults.strike("server", (target_name, name), started) if scripted else None
         unit.server = change.changes() if change is not None else {}
         unit.load_seconds = unit.server.get("load_seconds", world.profile.serving.load_seconds)
         _say_loading(world, target, unit, started)
@@ -64,12 +67,12 @@ def _p2p_on(target: TargetState, unit: UnitState) -> bool:
     return strtoll(nccl_value("NCCL_P2P_DISABLE", unit.env, files) or "0")[0] == 0
 
 
-def _fate(world: "World", target_name: str, name: str, started: Started) -> Fate:
+def _fate(world: "World", target_name: str, name: str, started: Started, *, scripted: bool) -> Fate:
     target = world.state.targets[target_name]
     if (crash := _cannot_run(world, target, started)) is not None:
         return Fate(crash=crash)
     fate = Fate(gpus=_gpus(world, started)[: started.tensor_parallel])
-    rule = world.faults.strike("service.start", (target_name, name), started)
+    rule = world.faults.strike("service.start", (target_name, name), started) if scripted else None
     if rule is not None and rule.crash is not None:
         fate.crash = rule.crash
         return fate

@@ -20,6 +20,7 @@ STOP_SECONDS = 1.0
 FOUND_RUNNING = 600.0  # seconds that a unit found active has been running
 START_LIMIT = 5
 START_LIMIT_WINDOW = 10.0
+CATCH_UP = 100  # restarts made up for in one look after a long time without one
 NEVER = float("inf")
 SIGKILL = 9
 
@@ -62,7 +63,7 @@ def settle(world: "World") -> None:
             daemon_reload(target)
         for name, unit in target.units.items():
             if unit.active_state == "active" and not unit.main_pid and unit.loaded is not None:
-                _begin(world, target_name, name, now - FOUND_RUNNING)
+                _begin(world, target_name, name, now - FOUND_RUNNING, found=True)
             elif unit.active_state in ("inactive", "failed") and unit.main_pid:
                 unit.main_pid, unit.gpus, unit.end = 0, [], None
 
@@ -89,6 +90,7 @@ def start(world: "World", target_name: str, name: str) -> None:
     if unit.active_state == "deactivating":
         unit.start_queued = True
     elif unit.active_state in ("inactive", "failed") or unit.restart_at is not None:
+        unit.restarts = 0
         _begin(world, target_name, name, world.sim_now())
 
 
@@ -101,8 +103,8 @@ def _loaded(world: "World", target_name: str, name: str) -> UnitState:
     return unit
 
 
-def _begin(world: "World", target_name: str, name: str, at: float) -> None:
-    """Fork and exec: argv and environment are fixed from here on."""
+def _begin(world: "World", target_name: str, name: str, at: float, *, found: bool = False) -> None:
+    """Fork and exec: argv and environment are fixed from here on. ``found``: it runs since before the scenario."""
     target = world.state.targets[target_name]
     unit = target.units[name]
     loaded = unit.loaded
@@ -125,7 +127,7 @@ def _begin(world: "World", target_name: str, name: str, at: float) -> None:
     unit.started_at, unit.main_pid = at, world.state.next_pid
     world.state.next_pid += 64
     if Started(unit.argv, unit.env).is_sglang:
-        services.begin(world, target_name, name, unit)
+        services.begin(world, target_name, name, unit, scripted=not found)
     elif unit.holds is not None:
         unit.gpus = [a for a in on_nvidia(world.state) if unit.holds == ["*"] or a in unit.holds]
 
@@ -173,7 +175,12 @@ def next_due(state: WorldState) -> float:
     due = NEVER
     for target in state.targets.values():
         for unit in target.units.values():
-            due = min(due, unit.end.at if unit.end else NEVER, unit.restart_at or NEVER, _ready_at(unit))
+            due = min(
+                due,
+                unit.end.at if unit.end else NEVER,
+                NEVER if unit.restart_at is None else unit.restart_at,
+                _ready_at(unit),
+            )
     return due
 
 
@@ -185,16 +192,25 @@ def _ready_at(unit: UnitState) -> float:
 
 def advance(world: "World", now: float) -> None:
     for target_name, target in world.state.targets.items():
-        for name, unit in target.units.items():
+        for name in target.units:
             if (died := world.servers.take_death(target_name, name)) is not None:
                 _server_died(world, target_name, name, died)
-            if _ready_at(unit) <= now:
-                unit.ready = True
-            if unit.end is not None and unit.end.at <= now:
-                finish(world, target_name, name, unit.end)
-            if unit.restart_at is not None and unit.restart_at <= now:
-                unit.restarts += 1
-                _begin(world, target_name, name, unit.restart_at)
+    for _ in range(CATCH_UP):
+        if next_due(world.state) > now:
+            return
+        for target_name, target in world.state.targets.items():
+            for name, unit in target.units.items():
+                _step(world, target_name, name, unit, now)
+
+
+def _step(world: "World", target_name: str, name: str, unit: UnitState, now: float) -> None:
+    if _ready_at(unit) <= now:
+        unit.ready = True
+    if unit.end is not None and unit.end.at <= now:
+        finish(world, target_name, name, unit.end)
+    if unit.restart_at is not None and unit.restart_at <= now:
+        unit.restarts += 1
+        _begin(world, target_name, name, unit.restart_at)
 
 
 def _server_died(world: "World", target_name: str, name: str, status: int) -> None:

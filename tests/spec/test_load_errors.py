@@ -4,8 +4,6 @@ import pytest
 
 from tests.spec.base import BASE, problems, refused
 
-MODE = ("mode: enforce", "mode: {}")
-
 GOLDEN = [
     (
         "enum",
@@ -115,7 +113,7 @@ GOLDEN = [
     (
         "bound",
         [("[1, 8]", "[1, 0]")],
-        ["29:37: spec.services.qwen.gate.benchmark.concurrency[1]: found 0, expected at least 1"],
+        ["29:38: spec.services.qwen.gate.benchmark.concurrency[1]: found 0, expected at least 1"],
     ),
     (
         "environment value that is a truth value",

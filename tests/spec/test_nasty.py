@@ -2,6 +2,7 @@
 
 import re
 
+import yaml
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
@@ -47,8 +48,6 @@ def test_any_edit_of_a_good_spec_gives_a_spec_or_problems(at, length, text):
 @settings(max_examples=200, deadline=None)
 @given(st.sampled_from([line for line in BASE.splitlines() if ": " in line]), values)
 def test_any_value_anywhere_gives_a_spec_or_problems(line, value):
-    import yaml
-
     written = yaml.safe_dump(value, default_flow_style=True, width=10**6).replace("...\n", "").strip()
     key = line[: line.index(": ") + 2]
     assert complete(problems(BASE.replace(line, key + written)))

@@ -1,6 +1,6 @@
 import pytest
 
-from agent.core.spec import LxcTarget
+from agent.core.spec import LxcTarget, Spec
 from agent.core.spec_load import load
 from tests.spec.regenerate import SCHEMA
 
@@ -9,7 +9,7 @@ NODE_0 = ("0000:01:00.0", "0000:11:00.0", "0000:61:00.0", "0000:71:00.0")
 NODE_1 = ("0000:81:00.0", "0000:91:00.0", "0000:e1:00.0", "0000:f1:00.0")
 
 
-def loaded(name):
+def loaded(name: str) -> Spec:
     return load(SPECS[name].read_text(), f"specs/{name}.yaml").spec.spec
 
 

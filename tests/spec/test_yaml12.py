@@ -1,5 +1,6 @@
 import pytest
 
+from agent.core.problem import say_path
 from agent.core.yaml12 import MAX_BYTES, MAX_DEPTH, parse, resolve
 
 PLAIN = [
@@ -73,7 +74,7 @@ REFUSED = [
     ("<<: {a: 1}\n", (1, 1), "<<", "found a merge key"),
     ("1: x\n", (1, 1), "(document)", "found 1 as a key, expected text"),
     ("true: x\n", (1, 1), "(document)", "found true as a key, expected text"),
-    (": x\n", (1, 1), "(document)", "found nothing as a key"),
+    ("~: x\n", (1, 1), "(document)", "found ~ as a key"),
     ("? [a]\n: x\n", (1, 3), "(document)", "found a list as a key"),
     ("a: {{ port }}\n", (1, 5), "a", "found a mapping as a key"),
     ("a: 1\n---\nb: 2\n", (2, 1), "(document)", "found a second document"),
@@ -85,10 +86,10 @@ REFUSED = [
     ('a: "\\U00110000"\n', None, "a", "found text that is not YAML"),
     ("a: \u2028x\n", (1, 4), "(document)", "found the control character U+2028"),
     ("a:\n\tb: 1\n", (2, 1), "a", "found a tab, expected spaces"),
-    ("a: b: c\n", (1, 5), "a", 'found ":" where no key can stand'),
+    ("a: b: c\n", (1, 5), "(document)", 'found ":" where no key can stand'),
     ("a: 'x\n", (2, 1), "a", "expected the closing quote"),
     ("a: [1, 2\nb: 3\n", None, "a[2]", 'expected "," or the closing "]"'),
-    ("a: 1\n b: 2\n", (2, 3), "a", "found"),
+    ("a: 1\n b: 2\n", (2, 3), "(document)", 'found ":" where'),
     ("a: @x\n", (1, 4), "a", 'found "@" at the start of a value'),
     ("a: 1e999\n", (1, 4), "a", "found a number out of range"),
     ("a: .inf\n", (1, 4), "a", "found a number out of range"),
@@ -99,8 +100,6 @@ REFUSED = [
 
 @pytest.mark.parametrize(("text", "mark", "path", "words"), REFUSED)
 def test_what_a_spec_never_needs_is_refused_at_its_place(text, mark, path, words):
-    from agent.core.problem import say_path
-
     problem = parse(text).problems[0]
     assert words in problem.text
     assert "s3cret" not in problem.text
@@ -111,12 +110,7 @@ def test_what_a_spec_never_needs_is_refused_at_its_place(text, mark, path, words
 def test_all_structural_problems_are_found_at_once():
     document = parse("a: &x 1\nb: *x\nc: !!int 3\nc: 4\nd: 5\n")
     assert [problem.mark for problem in document.problems] == [(1, 4), (2, 4), (3, 4), (4, 1)]
-    assert document.value == {"a": 1, "b": None, "c": "3", "d": 5} or document.value == {
-        "a": 1,
-        "b": None,
-        "c": 3,
-        "d": 5,
-    }
+    assert document.value == {"a": 1, "b": None, "c": 3, "d": 5}
 
 
 def test_whole_number_keys_are_read_only_where_they_are_wanted():
@@ -144,7 +138,7 @@ def test_a_large_file_is_refused_before_it_is_read():
 
 @pytest.mark.parametrize(
     "text",
-    ["[" * 60000, "{" * 60000, "a: " + "[]," * 20000, "'" * 60000, "- " * 30000, "? " * 30000, "a:\n" * 20000, "!" * 60000, "&a " * 20000, '"\\' * 30000, "%" * 60000, "a: |9\n" + " \n" * 30000],
+    ["[" * 60000, "{" * 60000, "a: " + "[]," * 20000, "'" * 60001, "- " * 30000, "? " * 30000, "a:\n" * 20000, "!" * 60000, "&a " * 20000, '"\\' * 30000, "%" * 60000, "a: |99\n" + " \n" * 30000],
 )  # fmt: skip
 def test_hostile_text_gives_problems_and_nothing_else(text):
     assert parse(text).problems
