@@ -50,7 +50,9 @@ def read_status(path: str | os.PathLike[str]) -> dict[str, Any]:
 
 def _check_version(document: object, where: str) -> None:
     if not isinstance(document, dict) or "version" not in document:
-        raise StatusError(f'{where}: this is not a status of the agent: expected a JSON object with "version"')
+        raise StatusError(
+            f'{where}: this is not a status of the agent: expected a JSON object with "version"'
+        )
     version = document["version"]
     if version != KNOWN_VERSION:
         raise StatusError(
@@ -82,9 +84,13 @@ def is_alive(lock_path: str | os.PathLike[str], pid: int = 0) -> bool:
 
 
 def text(part: Document, key: str) -> str:
-    """A field in words, safe to print; "" where it is missing."""
-    value = part.get(key)
-    return escape(value if isinstance(value, str) else str(value)) if value not in (None, "") else ""
+    """A field that is text or a number, safe to print; "" where it is missing."""
+    return say(part.get(key))
+
+
+def say(value: object) -> str:
+    """One JSON scalar, safe to print; "" for anything else."""
+    return escape(str(value)) if isinstance(value, str | int | float) else ""
 
 
 def number(part: Document, key: str) -> float | None:
@@ -113,4 +119,4 @@ def rows(part: Document, key: str) -> list[Document]:
 def words(part: Document, key: str) -> list[str]:
     """The items of a field that is a list, in words, safe to print."""
     value = part.get(key)
-    return [escape(str(item)) for item in value] if isinstance(value, list) else []
+    return [say(item) for item in value] if isinstance(value, list) else []

@@ -36,7 +36,28 @@ def select(inputs: Inputs) -> Selection:
         found, problems = _select_group(name, group, gpus, inputs)
         groups[name] = found
         refusals += problems
-    return Selection(groups, tuple(refusals))
+    return _disjoint(groups, refusals)
+
+
+def _disjoint(groups: dict[str, tuple[str, ...]], refusals: list[Refusal]) -> Selection:
+    """A card that two groups lay claim to belongs to neither: only the host shows such an overlap."""
+    every = [a for members in groups.values() for a in members]
+    twice = sorted({a for a in every if every.count(a) > 1})
+    for address in twice:
+        names = " and ".join(n for n, members in groups.items() if address in members)
+        message = f"{address} is selected by groups {names}"
+        refusals.append(
+            Refusal(
+                "driver-binding",
+                address,
+                "SelectedTwice",
+                message,
+                "let each GPU belong to one group",
+                terminal=True,
+            )
+        )
+    kept = {n: tuple(a for a in members if a not in twice) for n, members in groups.items()}
+    return Selection(kept, tuple(refusals))
 
 
 def _select_group(

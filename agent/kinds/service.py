@@ -181,6 +181,10 @@ def _condition(service: ResolvedService, inputs: Inputs) -> Condition:
         return Condition(
             type=kind, status="False", reason="RolledBack", message=message, next_step=rejected.next_step
         )
+    trial = inputs.memory.trials.get(service.name)
+    if trial is not None and trial.outcome == "degraded" and trial.revision == service.effective:
+        step = f"look for what changed (clocks, links, neighbours), then run: agent retry {service.name}"
+        return Condition(type=kind, status="False", reason="Degraded", message=trial.message, next_step=step)
     promoted = inputs.memory.promoted.get(service.name)
     message = f"{_revision(promoted.revision if promoted else None)} runs and is promoted"
     return Condition(type=kind, status="True", reason="Promoted", message=message)

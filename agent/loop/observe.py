@@ -59,7 +59,8 @@ class Observer:
 
     async def _fact(self, read: Awaitable[T]) -> Fact[T]:
         try:
-            return Known(await asyncio.wait_for(read, self.deadline))
+            async with asyncio.timeout(self.deadline):
+                return Known(await read)
         except TimeoutError:
             return Unknown(f"it did not answer within {self.deadline:g} s", "Timeout")
         except OSError as error:

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 JOURNAL_LINES = 12
 ACTIVITY_EVERY = 1.0  # real seconds between two publications of progress
+AGE = 10.0  # real seconds: an unchanged status is written again only when the published one is older
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,12 +46,16 @@ class Publisher:
     simulated: str
     stale_after: float = 120.0
     _status: Status | None = field(default=None)
+    _shown: tuple[object, ...] = ()  # what the published status was made from
     _activity_at: float = 0.0
 
     def publish(
         self, decision: "Decision", specs: Specs, conditions: tuple[Condition, ...], sentence: str, view: View
     ) -> None:
         inputs, plan = decision.inputs, decision.plan
+        made_from = (decision, conditions, specs.problems, sentence)
+        if self._fresh(made_from):
+            return
         shown = None
         if plan.actions or plan.refusals:
             approve = f"agent approve {plan.id}" if decision.approvable else ""
@@ -83,6 +88,15 @@ class Publisher:
                 proof=PROOF_SIMULATED if self.simulated else PROOF_READ_ONLY,
             ),
             sentence,
+        )
+        self._shown = made_from
+
+    def _fresh(self, made_from: tuple[object, ...]) -> bool:
+        status = self._status
+        return (
+            status is not None
+            and made_from == self._shown
+            and 0 <= self.clock.now() - status.published_at < AGE
         )
 
     def publish_without_spec(
@@ -133,7 +147,7 @@ class Publisher:
         )  # fmt: skip
 
     def _write(self, status: Status, line: str) -> None:
-        self._status = status
+        self._status, self._shown = status, ()
         write_atomic(self.path, status.model_dump_json().encode(), mode=0o644, sync=False)
         prefix = "SIMULATED: " if self.simulated else ""
         self.notify.send(f"STATUS={prefix}{line}"[:400].replace("\n", " "))

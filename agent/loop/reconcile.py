@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 from agent.core.condition import Condition, merge
 from agent.core.inputs import Inputs
 from agent.core.laws import check_plan
-from agent.core.memory import Grant
+from agent.core.memory import Grant, Memory
+from agent.core.observation import Observation
 from agent.core.plan import Disruption, Plan
 from agent.core.report import agent_conditions, sentence, with_generation
 from agent.core.resolve import Resolved, resolve
@@ -64,6 +65,8 @@ class Reconciler:
     log: Callable[..., None] = lambda *_args, **_fields: None
     _conditions: tuple[Condition, ...] = ()
     _last: Decision | None = field(default=None)
+    _conditions_of: tuple[object, ...] | None = None  # what the conditions were made from
+    _learned: tuple[Observation, Memory] | None = None  # what the memory has already learned from
     _done_before: str = ""  # id of the plan that the pass before this one carried out
 
     async def run_pass(self, trigger: str) -> PassResult:
@@ -94,7 +97,9 @@ class Reconciler:
             raise RuntimeError("no spec is in force")
         obs = await self.observer.observe(host, self.store.memory)
         now = self.ports.clock.now()
-        self.store.save(absorb(self.store.memory, obs, now))
+        if (obs, self.store.memory) != self._learned:
+            self.store.save(absorb(self.store.memory, obs, now))
+            self._learned = (obs, self.store.memory)
         return Inputs(
             host, self.store.memory.generation, obs, self.store.memory, now, bool(self.ports.simulated)
         )
@@ -211,6 +216,12 @@ class Reconciler:
         self._last = None if self._last and self._last.inputs.memory is not self.store.memory else self._last
 
     def conditions(self, decision: Decision) -> tuple[Condition, ...]:
+        made_from = (decision, self.specs.accepted, self.specs.problems)
+        if self._conditions_of is not None and all(
+            a is b for a, b in zip(made_from, self._conditions_of, strict=True)
+        ):
+            return self._conditions
+        self._conditions_of = made_from
         found = [
             c
             for kind in self.kinds
@@ -243,7 +254,7 @@ class Reconciler:
             simulated=self.ports.simulated,
             acting=self.acting,
         )
-        self._conditions = merge(self._conditions, tuple(conditions), started)
+        self._conditions, self._conditions_of = merge(self._conditions, tuple(conditions), started), None
         self.publisher.publish_without_spec(
             self.specs, self._conditions, result.sentence, View(pass_id, trigger, started, 0.0)
         )

@@ -172,6 +172,7 @@ def _kept() -> tuple[str, ...]:
         "events_armed",
         "events_done",
         "spec_edits",
+        "version",
     )
 
 

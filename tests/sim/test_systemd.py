@@ -197,14 +197,19 @@ async def test_restart_on_failure_counts_and_restart_no_does_not(make_host):
 
 
 async def test_a_stop_that_hangs_ends_by_timeout_or_by_kill(make_host):
-    hang = "faults: [{on: service.stop, hang: true}]"
-    host = make_host(hang)
+    host = make_host("faults: [{on: service.stop, hang: true, after: 1}]")
     target = host.ports.targets("lxc:129")
+    await restart_with(host, drop_in(*SGLANG, env=P2P_OFF, extra="TimeoutStopSec=infinity"))
     await target.stop_unit(UNIT)
     await host.ports.clock.sleep(30)
     assert (await target.unit(UNIT)).active_state == "deactivating"
     await target.kill_unit(UNIT)
     assert (await target.unit(UNIT)).pids == ()
+    await restart_with(host, drop_in(*SGLANG, env=P2P_OFF, extra="TimeoutStopSec=20"))
+    await target.stop_unit(UNIT)
+    await host.ports.clock.sleep(25)
+    unit = await target.unit(UNIT)
+    assert (unit.active_state, unit.result) == ("failed", "timeout")
 
 
 async def test_what_is_not_there_says_so(make_host):
