@@ -33,7 +33,7 @@ def benchmark_lines(service: Document, page: Page) -> list[str]:
     lines = page.labelled("benchmark", ", ".join(filter(None, told)), paint)
     heads = WIDE_HEADS if page.wide else HEADS
     row = _wide_row if page.wide else _row
-    drawn = table([heads, *(row(level) for level in levels)])
+    drawn = _drawn([heads, *(row(level) for level in levels)], page)
     lines.append("  " + page.style.strong(drawn[0]))
     for level, line in zip(levels, drawn[1:], strict=True):
         flaws = _flaws(level)
@@ -46,14 +46,20 @@ def benchmark_lines(service: Document, page: Page) -> list[str]:
     return lines
 
 
+def _drawn(lines: list[tuple[str, ...]], page: Page) -> list[str]:
+    """Closer together where the page is too narrow for it otherwise."""
+    drawn = table(lines)
+    return drawn if page.wide or len(drawn[0]) + 2 <= page.width else table(lines, gap=1)
+
+
 def _row(level: Document) -> tuple[str, ...]:
     return (
         _figure(number(level, "concurrency"), 0),
         _figure(number(level, "throughput"), 1),
         _figure(number(level, "per_request"), 1),
-        _milliseconds(section(level, "ttft"), ("p50", "p95"), 0),
-        _milliseconds(section(level, "itl"), ("p50",), 1),
-        f"{_figure(number(level, 'ok'), 0)}/{_figure(number(level, 'requests'), 0)}",
+        _duration(section(level, "ttft"), ("p50", "p95"), 0),
+        _duration(section(level, "itl"), ("p50",), 1),
+        f"{_count(number(level, 'ok'))}/{_count(number(level, 'requests'))}",
         f"{_figure(number(level, 'wall'), 1)} s",
     )
 
@@ -66,9 +72,9 @@ def _wide_row(level: Document) -> tuple[str, ...]:
         concurrency,
         aggregate,
         each,
-        _milliseconds(section(level, "ttft"), every, 0),
-        _milliseconds(section(level, "itl"), every, 1),
-        _milliseconds(section(level, "e2e"), ("p50", "p95"), 0),
+        _duration(section(level, "ttft"), every, 0),
+        _duration(section(level, "itl"), every, 1),
+        _duration(section(level, "e2e"), ("p50", "p95"), 0),
         ok,
         _figure(number(level, "tokens"), 0),
         _figure(number(level, "expected_tokens"), 0),
@@ -80,12 +86,19 @@ def _wide_row(level: Document) -> tuple[str, ...]:
 def _figure(value: float | None, digits: int) -> str:
     if value is None:
         return UNSURE
-    return f"{value:,.{digits}f}" if abs(value) < 1e12 else f"{value:.3g}"
+    return f"{value:,.{digits}f}" if abs(value) < 1e7 else f"{value:.3g}"
 
 
-def _milliseconds(seconds: Document, names: tuple[str, ...], digits: int) -> str:
+def _count(value: float | None) -> str:
+    return UNSURE if value is None else f"{value:g}"
+
+
+def _duration(seconds: Document, names: tuple[str, ...], digits: int) -> str:
+    """Quantiles in milliseconds; in seconds from ten seconds on."""
     values = [number(seconds, name) for name in names]
-    return "/".join(_figure(None if v is None else v * 1000, digits) for v in values) + " ms"
+    long = any(v is not None and v >= 10 for v in values)
+    told = [_figure(None if v is None else v if long else v * 1000, 1 if long else digits) for v in values]
+    return "/".join(told) + (" s" if long else " ms")
 
 
 def _flaws(level: Document) -> str:

@@ -42,13 +42,15 @@ def span(seconds: float) -> str:
     return f"{int(seconds)}s" if seconds < 10 else say_duration(seconds)
 
 
-def table(rows: Sequence[Sequence[str]], left: frozenset[int] = frozenset()) -> list[str]:
-    """Rows in columns two blanks apart, to the right but for the columns in ``left``."""
+def table(rows: Sequence[Sequence[str]], left: frozenset[int] = frozenset(), gap: int = 2) -> list[str]:
+    """Rows in columns ``gap`` blanks apart, to the right but for the columns in ``left``."""
     widths = [max(cells(row[i]) for row in rows) for i in range(len(rows[0]))]
     return [
-        "  ".join(
+        (" " * gap)
+        .join(
             pad(cell, widths[i]) if i in left else " " * (widths[i] - cells(cell)) + cell
             for i, cell in enumerate(row)
-        ).rstrip()
+        )
+        .rstrip()
         for row in rows
     ]

@@ -125,7 +125,7 @@ def _headline(document: Document, page: Page, alive: bool) -> str:
     said, paint = words_of.get(ready, ("READY UNKNOWN", page.style.unsure))
     if exit_code(document, page.now, alive=alive) == UNKNOWN and ready in words_of:
         said, paint = f"READY UNKNOWN (it was {ready})", page.style.unsure
-    told = f"agent {text(document, 'agent_version')}, pid {text(document, 'pid')}, {page.ago(number(document, 'published_at'))}"
+    told = f"agent {text(document, 'agent_version')} (pid {text(document, 'pid')}), {page.ago(number(document, 'published_at'))}"
     name = clip(name, page.width - len(said) - 2)
     rest = clip(told, max(3, page.width - len(name) - len(said) - 4))
     return f"{page.style.strong(name)}  {paint(said)}  {page.style.faint(rest)}"

@@ -151,6 +151,7 @@ class Unit:
     exit_status: int = 0
     restarts: int = 0  # NRestarts
     pids: tuple[int, ...] = ()  # every process in its cgroup
+    needs_reload: bool = False  # NeedDaemonReload: its files have changed since systemd read them
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ from agent.core.fact import Known, value_or
 from agent.core.inputs import Inputs
 from agent.core.observation import KernelEvent, Observation
 from agent.core.spec import Service
-from agent.core.verdict import P2PVerdict, current, fingerprint
+from agent.core.verdict import P2PVerdict, current, fingerprint, usable
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,12 +26,12 @@ def decide(service: Service, gpus: tuple[str, ...], inputs: Inputs) -> P2PDecisi
     if len(gpus) < 2:
         return P2PDecision(on=False, source="rule", reason="one GPU has no peer", current=True)
     verdict = standing(inputs.memory.verdict_for(gpus), inputs.obs, gpus)
-    now = current(verdict, inputs.obs, gpus)
+    now = settled(verdict, inputs.obs, gpus)
     if service.p2p == "off":
         return P2PDecision(
             on=False, source="spec", reason="the spec says p2p: off", verdict=verdict, current=now
         )
-    good = verdict is not None and now and verdict.result == "good"
+    good = usable(verdict, inputs.obs, gpus)
     why = _why(verdict, inputs.obs, gpus, now)
     if good:
         return P2PDecision(on=True, source="verdict", reason=why, verdict=verdict, current=True)
@@ -50,6 +50,17 @@ def standing(verdict: P2PVerdict | None, obs: Observation, gpus: tuple[str, ...]
         f"{sum(e.count for e in faults)} page faults on {', '.join(e.address for e in faults)} since the test"
     )
     return verdict.model_copy(update={"revoked": text})
+
+
+def settled(verdict: P2PVerdict | None, obs: Observation, gpus: tuple[str, ...]) -> bool:
+    """The verdict, revoked or not, answers the question for this host as it is: there is nothing to test.
+
+    A fault in service outweighs every later test under the same circumstances, else a service would go to and fro
+    between a good test and the next fault. A change of the host, or the operator's retry, opens the question again.
+    """
+    if verdict is None or not verdict.revoked:
+        return current(verdict, obs, gpus)
+    return verdict.gpus == tuple(sorted(gpus)) and verdict.fingerprint == fingerprint(obs, gpus)
 
 
 def page_faults(obs: Observation, gpus: tuple[str, ...]) -> list[KernelEvent]:

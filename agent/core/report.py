@@ -95,14 +95,21 @@ def p2p_statuses(resolved: Resolved) -> tuple[P2PStatus, ...]:
             continue
         found[service.gpus] = P2PStatus(
             gpus=service.gpus,
-            verdict=verdict.result if service.p2p.current else "unknown",
-            summary=verdict.summary() if service.p2p.current else service.p2p.reason,
+            verdict=_verdict_word(service),
+            summary=verdict.summary() if service.p2p.current and not verdict.revoked else service.p2p.reason,
             explanation=verdict.explanation,
             bad_pairs=verdict.bad_pairs(),
             tested_at=verdict.tested_at,
             current=service.p2p.current,
         )
     return tuple(found.values())
+
+
+def _verdict_word(service: ResolvedService) -> str:
+    verdict = service.p2p.verdict
+    if verdict is None or not service.p2p.current:
+        return "unknown"
+    return "revoked" if verdict.revoked else verdict.result
 
 
 def service_statuses(inputs: Inputs, resolved: Resolved) -> tuple[ServiceStatus, ...]:

@@ -249,7 +249,7 @@ def _need(
         return "wait", "what it runs cannot be read"
     if not same:
         return "trial", "it does not run what the spec means"
-    if effective.id in _proved_ids(effective.service, inputs):
+    if effective.id in _proved_ids(effective.service, inputs) and not _unfinished(effective, inputs):
         return "nothing", "it runs the promoted revision"
     return "prove", "it runs the right revision, which nothing has proved yet"
 
@@ -257,6 +257,14 @@ def _need(
 def _proved_ids(name: str, inputs: Inputs) -> set[str]:
     records = (inputs.memory.promoted.get(name), inputs.memory.previous.get(name))
     return {p.revision.id for p in records if p is not None}
+
+
+def _unfinished(revision: Revision, inputs: Inputs) -> bool:
+    """Its last start was never judged: the agent was killed or the spec edited meanwhile, or a person asks anew."""
+    trial = inputs.memory.trials.get(revision.service)
+    if trial is None or trial.revision is None or trial.revision.id != revision.id:
+        return False
+    return trial.outcome in {None, "superseded"}
 
 
 def _start_refusals(

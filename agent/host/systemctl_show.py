@@ -8,7 +8,9 @@ from agent.core.observation import Unit
 from agent.host.command import run_command
 from agent.host.reading import names_in
 
-_PROPERTIES = "LoadState,ActiveState,SubState,MainPID,Result,ExecMainStatus,NRestarts,ControlGroup"
+_PROPERTIES = (
+    "LoadState,ActiveState,SubState,MainPID,Result,ExecMainStatus,NRestarts,ControlGroup,NeedDaemonReload"
+)
 _DEADLINE = 10.0
 
 
@@ -42,6 +44,7 @@ def parse_unit(name: str, properties: Mapping[str, str], pids: tuple[int, ...]) 
         exit_status=number("ExecMainStatus"),
         restarts=number("NRestarts"),
         pids=pids,
+        needs_reload=properties.get("NeedDaemonReload") == "yes",
     )
 
 

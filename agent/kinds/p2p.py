@@ -11,6 +11,8 @@ from agent.core.resolve import Resolved, ResolvedService
 from agent.core.verdict import P2PVerdict, PathVerdict, fingerprint
 from agent.ports import Ports
 
+NAMED = 3  # pairs, details or GPUs that a message names before it only counts
+
 
 class P2PKind:
     name = "p2p"
@@ -101,8 +103,7 @@ def _action(service: ResolvedService) -> Action:
 def _condition(service: ResolvedService, inputs: Inputs) -> Condition:
     kind = f"P2PVerified/{service.name}"
     verdict = service.p2p.verdict
-    faults = page_faults(inputs.obs, service.gpus)
-    seen = f"; {sum(e.count for e in faults)} IOMMU page faults logged" if faults else ""
+    seen = _faults_seen(inputs, service.gpus)
     if verdict is None or not service.p2p.current:
         return Condition(
             type=kind,
@@ -110,14 +111,44 @@ def _condition(service: ResolvedService, inputs: Inputs) -> Condition:
             reason="NotTested" if verdict is None else "Stale",
             message=service.p2p.reason + seen,
         )
+    if verdict.revoked:
+        message = f"{verdict.revoked}, although the test found {verdict.summary()}{seen}"
+        step = f"find the cause in the kernel log; agent retry {service.name} has it tested anew when its GPUs are next idle"
+        return Condition(type=kind, status="False", reason="Revoked", message=message, next_step=step)
     if verdict.result == "good":
         return Condition(type=kind, status="True", reason="Good", message=verdict.summary())
-    pairs = verdict.bad_pairs()
-    named = ", ".join(f"{a} -> {b}" for a, b in pairs[:3]) + (
-        f" and {len(pairs) - 3} more" if len(pairs) > 3 else ""
-    )
-    message = f"{verdict.summary()} ({named}); {verdict.explanation}{seen}"
+    message = f"{verdict.summary()}{_what_was_found(verdict)} ({_pairs(verdict)}); {verdict.explanation}{seen}"
     # With p2p: auto a bad verdict is handled (P2P is off), so it is a fact and not a fault of convergence.
     return Condition(
         type=kind, status="False", reason=verdict.result.capitalize().replace("-", ""), message=message
     )
+
+
+def _pairs(verdict: P2PVerdict) -> str:
+    pairs = verdict.bad_pairs()
+    more = f" and {len(pairs) - NAMED} more" if len(pairs) > NAMED else ""
+    return ", ".join(f"{a} -> {b}" for a, b in pairs[:NAMED]) + more
+
+
+def _what_was_found(verdict: P2PVerdict) -> str:
+    """``: zeros``, or with its paths where not all of them are bad: ``: dropped write over copy-pull, copy-push``."""
+    every = {p.path for p in verdict.paths}
+    paths: dict[str, set[str]] = {}
+    for path in verdict.paths:
+        if path.result != "good" and path.detail:
+            paths.setdefault(path.detail, set()).add(path.path)
+    said = [d if p == every else f"{d} over {', '.join(sorted(p))}" for d, p in sorted(paths.items())]
+    more = f" and {len(said) - NAMED} more" if len(said) > NAMED else ""
+    return ": " + "; ".join(said[:NAMED]) + more if said else ""
+
+
+def _faults_seen(inputs: Inputs, gpus: tuple[str, ...]) -> str:
+    """Page faults by GPU with their peer, where the faulting address names one. The kernel leaves lines out."""
+    counts: dict[str, int] = {}
+    peers: dict[str, str] = {}
+    for event in page_faults(inputs.obs, gpus):
+        counts[event.address] = counts.get(event.address, 0) + event.count
+        peers[event.address] = peers.get(event.address) or event.peer
+    said = [f"{a}{f' into {peers[a]}' if peers[a] else ''} {count:,}" for a, count in sorted(counts.items())]
+    more = f" and {len(said) - NAMED} more" if len(said) > NAMED else ""
+    return f"; IOMMU page faults at least: {', '.join(said[:NAMED])}{more}" if said else ""

@@ -4,11 +4,12 @@ from agent.core.fact import Known, Unknown, value_or
 from agent.core.kernel_log import is_lost, note
 from agent.core.memory import Identity, Memory, Quarantine
 from agent.core.observation import Observation
+from agent.core.p2p_decision import standing
 from agent.core.selection import identify, same_card
 
 
 def absorb(memory: Memory, obs: Observation, now: float) -> Memory:
-    """Memory with identities and quarantines brought up to date; the same object when nothing is new."""
+    """Memory with identities, quarantines and revoked verdicts brought up to date; the same object when nothing is new."""
     changes: dict[str, object] = {}
     identities = _identities(memory, obs)
     if identities != memory.identities:
@@ -16,6 +17,9 @@ def absorb(memory: Memory, obs: Observation, now: float) -> Memory:
     quarantine = _quarantine(memory, obs, now)
     if quarantine != memory.quarantine:
         changes["quarantine"] = quarantine
+    verdicts = tuple(standing(v, obs, v.gpus) or v for v in memory.verdicts)
+    if verdicts != memory.verdicts:
+        changes["verdicts"] = verdicts  # the line that revokes may be overwritten in the kernel's ring buffer
     return memory.model_copy(update=changes) if changes else memory
 
 

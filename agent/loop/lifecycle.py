@@ -128,7 +128,11 @@ class Lifecycle:
         return None
 
     async def render(self, name: str, service: Service, revision: Revision) -> None:
-        """Write what differs, read it back, reload systemd only if something was written."""
+        """Write what differs, read it back; reload systemd where it has not read that yet.
+
+        A reload may cut containers off their GPUs, so there is none without need; and the files may stand since a
+        start that was cut short before its reload, so what was written just now is not all that counts.
+        """
         target, wrote = self.target(service), False
         for path, text in revision.files.items():
             if await target.read_file(path) != text:
@@ -140,7 +144,7 @@ class Lifecycle:
                     )
         if revision.secrets:
             await target.install_secrets(SECRETS.format(service=name), revision.secrets)
-        if wrote:
+        if wrote or (await target.unit(service.unit)).needs_reload:
             await target.daemon_reload()
 
     async def start(self, service: Service) -> None:

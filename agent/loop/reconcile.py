@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from agent.core.condition import Condition, merge
 from agent.core.inputs import Inputs
 from agent.core.laws import check_plan
-from agent.core.memory import Grant, Memory
+from agent.core.memory import Grant, Memory, TrialRecord
 from agent.core.observation import Observation
 from agent.core.plan import Disruption, Plan
 from agent.core.report import agent_conditions, sentence, with_generation
@@ -212,6 +212,7 @@ class Reconciler:
                     failures={k: v for k, v in memory.failures.items() if k not in mine},
                     retry_after={k: v for k, v in memory.retry_after.items() if k not in mine},
                     starts=(),
+                    trials={n: _measure_again(t) if n == argument else t for n, t in memory.trials.items()},
                 )
         self._last = None if self._last and self._last.inputs.memory is not self.store.memory else self._last
 
@@ -259,6 +260,11 @@ class Reconciler:
             self.specs, self._conditions, result.sentence, View(pass_id, trigger, started, 0.0)
         )
         self.log("pass", pass_id=pass_id, trigger=trigger, sentence=result.sentence)
+
+
+def _measure_again(trial: TrialRecord) -> TrialRecord:
+    """A degraded verdict asked about again: the revision runs, and its figures are no longer taken as known."""
+    return trial.model_copy(update={"outcome": "superseded"}) if trial.outcome == "degraded" else trial
 
 
 def _allowed(names: Sequence[str]) -> list[Disruption]:

@@ -21,8 +21,7 @@ from typing import Any
 
 # Started by file path and isolated (-I -S): the siblings are found by where this file is, after the standard
 # library. They import nothing else, so that the start takes milliseconds.
-_HERE = os.path.abspath(__file__)  # noqa: PTH100 - pathlib would cost start-up time
-sys.path.append(_HERE.removesuffix("/agent/sim/server.py"))
+sys.path.append(os.path.abspath(__file__).removesuffix("/agent/sim/server.py"))  # noqa: PTH100 - pathlib is slow to import
 
 from agent.sim.server_completion import Asked, BadRequestError, Completion, compose
 from agent.sim.server_config import ConfigFile

@@ -87,12 +87,11 @@ class Connection(asyncio.Protocol):
         self._app = app
         self._buffer = bytearray()
         self._head: Head | None = None
-        self._head_size = 0
         self._busy = False
         self._closing = False  # after the present answer
         self.transport: asyncio.Transport
         self.on_lost: Callable[[], None] | None = (
-            None  # what the present request wants done when the client goes
+            None  # called when the client goes before its answer is whole
         )
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:

@@ -142,13 +142,14 @@ def stop(world: "World", target_name: str, name: str) -> None:
         return
     now = world.sim_now()
     rule = world.faults.strike("service.stop", (target_name, name), Started(unit.argv, unit.env, unit.p2p))
-    serving = world.servers.terminate(target_name, name)
     unit.active_state, unit.sub_state = "deactivating", "stop-sigterm"
-    if serving or (rule is not None and rule.hang):
-        unit.end = UnitEnd(at=now + unit.loaded.stop_timeout, result="timeout", status=SIGKILL)
+    timeout = UnitEnd(at=now + unit.loaded.stop_timeout, result="timeout", status=SIGKILL)
+    if rule is not None:
+        unit.end = UnitEnd(at=now + rule.delay) if rule.delay and not rule.hang else timeout
     else:
-        delay = rule.delay if rule is not None and rule.delay else STOP_SECONDS
-        unit.end = UnitEnd(at=now + delay)
+        unit.end = timeout if world.servers.terminate(target_name, name) else UnitEnd(at=now + STOP_SECONDS)
+    if unit.end.at > timeout.at:
+        unit.end = timeout
 
 
 def kill(world: "World", target_name: str, name: str) -> None:
@@ -278,7 +279,14 @@ def show(target: TargetState, name: str) -> Unit:
         exit_status=unit.exit_status,
         restarts=unit.restarts,
         pids=unit_pids(unit),
+        needs_reload=_needs_reload(target, name, unit),
     )
+
+
+def _needs_reload(target: TargetState, name: str, unit: UnitState) -> bool:
+    """Whether another daemon-reload would read something else than the last one did."""
+    texts = _texts(target, name)
+    return (load_unit(name, texts) if texts else None) != unit.loaded
 
 
 def log_lines(target: TargetState, name: str, lines: int, now: float) -> tuple[str, ...]:

@@ -1,0 +1,85 @@
+"""What operators and hosts do to a rig, in the words of the case tests."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from agent.core.status import ServiceStatus
+from agent.loop.store import leave_request
+from agent.sim import systemd
+from agent.sim.state import TargetState, UnitEnd, UnitState
+from tests.rig import Rig, recipe
+
+UNIT = "sglang-qwen.service"
+TARGET = "lxc:129"
+INFERENCE = ("0000:01:00.0", "0000:11:00.0", "0000:61:00.0", "0000:71:00.0")
+
+# A host on which peer DMA is right: the IOMMU passes through, so SEV-SNP is off.
+PASSTHROUGH = """
+set:
+  groups: {"*": {type: identity}}
+  sevSnp: false
+"""
+ANY_PLATFORM = {"iommu": "any", "sevSnp": "any"}
+
+
+def qwen(**changes: Any) -> dict[str, Any]:
+    """A change of the recipe's one service."""
+    return {"services": {"qwen": changes}}
+
+
+def on_any_platform(**changes: Any) -> str:
+    """The recipe for a host whose IOMMU mode and SEV-SNP the spec leaves open."""
+    return recipe(**{"platform": ANY_PLATFORM, **changes})
+
+
+def service(rig: Rig, name: str = "qwen") -> ServiceStatus:
+    return next(s for s in rig.status().services if s.name == name)
+
+
+def target(rig: Rig) -> TargetState:
+    return rig.world.state.targets[TARGET]
+
+
+def unit(rig: Rig) -> UnitState:
+    return target(rig).units[UNIT]
+
+
+def starts(rig: Rig) -> int:
+    """How often a start of the service was asked for in the host's whole life."""
+    return rig.world.writes.count(f"target.start_unit {TARGET} {UNIT}")
+
+
+def stops(rig: Rig) -> int:
+    return rig.world.writes.count(f"target.stop_unit {TARGET} {UNIT}")
+
+
+def service_dies(rig: Rig, *log: str) -> None:
+    """The main process is killed, as by the kernel or by its own launcher."""
+    with rig.world.change():
+        end = UnitEnd(at=rig.world.sim_now(), result="signal", status=9, log=list(log))
+        systemd.finish(rig.world, TARGET, UNIT, end)
+
+
+def kernel_says(rig: Rig, line: str, times: int = 1) -> None:
+    with rig.world.change():
+        rig.world.log(line, times)
+
+
+def asks(rig: Rig, verb: str, argument: str) -> None:
+    """``agent approve`` and ``agent retry``."""
+    leave_request(rig.agent.paths.state, verb, argument)
+
+
+def phases(rig: Rig, name: str = "qwen") -> list[str]:
+    """The phases of the last trial and how each ended: ``ready ok``."""
+    return [f"{n.phase} {n.result}" for n in rig.memory.trials[name].notes]
+
+
+def journal(rig: Rig) -> list[dict[str, Any]]:
+    text = (rig.agent.paths.state / "journal.jsonl").read_text(encoding="utf-8")
+    return [json.loads(line) for line in text.splitlines()]
+
+
+def files_under(*folders: Path) -> dict[Path, bytes]:
+    return {path: path.read_bytes() for folder in folders for path in folder.rglob("*") if path.is_file()}
