@@ -83,6 +83,11 @@ def _hold_back(actions: Iterable[Action], inputs: Inputs) -> tuple[list[Action],
     return [a for a in rest if a not in held], refusals
 
 
+def must_wait(action: Action, inputs: Inputs) -> bool:
+    """It failed before, and its time has not come: what only it needs need not be done either."""
+    return _waiting(action, inputs) is not None
+
+
 def _waiting(action: Action, inputs: Inputs) -> Refusal | None:
     terminal = inputs.memory.terminal.get(action.key)
     if terminal is not None:
@@ -91,8 +96,13 @@ def _waiting(action: Action, inputs: Inputs) -> Refusal | None:
     after = inputs.memory.retry_after.get(action.key, 0.0)
     if inputs.now < after:
         count = inputs.memory.failures.get(action.key, 1)
-        message = f"{action.description}: failed {count} time{'s' * (count != 1)}, tried again in {after - inputs.now:.0f} s"
-        return Refusal(action.kind, action.target, "Backoff", message)
+        why = inputs.memory.errors.get(action.key, "")
+        message = (
+            f"{action.description}: failed {count} time{'s' * (count != 1)}{f' ({why})' if why else ''},"
+            f" tried again in {after - inputs.now:.0f} s"
+        )
+        step = f"mend the cause, or wait; to try at once: agent retry {action.target}"
+        return Refusal(action.kind, action.target, "Backoff", message, step)
     return None
 
 

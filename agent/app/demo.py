@@ -133,7 +133,7 @@ class Demo:
                 raise DemoError("the daemon ended by itself")
             self._show_journal()
             status = self._status()
-            if status.get("activity"):
+            if "benchmark" in status.get("activity", ""):
                 self.printer.activity(status["activity"])
             if status and reached(status):
                 self._show_journal()

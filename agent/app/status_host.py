@@ -7,6 +7,7 @@ from agent.app.status_page import LABEL, Page, Paint, table
 from agent.app.terminal import clip
 
 MOST_CONDITIONS = 6  # on a narrow page
+CAUSE_LINES = 6  # of why peer transfers are bad: it ends in what to do
 NOT_OURS = "not ours"
 
 
@@ -20,7 +21,7 @@ def plan_lines(document: Document, page: Page) -> list[str]:
         lines = page.labelled("BLOCKED", f"{blocked} ({what})", page.style.unsure)
         if approve := text(plan, "approve"):
             lines += page.labelled(
-                "", f"let exactly this plan run: {approve} (see it: agent plan)", page.style.strong
+                "", f"let exactly this plan run: {approve} (see: agent plan)", page.style.strong
             )
         return lines
     if count:
@@ -164,7 +165,7 @@ def p2p_lines(document: Document, page: Page) -> list[str]:
         }.get(result, page.style.bad)  # fmt: skip
         lines += page.labelled("P2P", told, paint)
         if explanation := text(verdict, "explanation"):
-            lines += page.labelled("", f"likely cause: {explanation}")
+            lines += page.labelled("", f"likely cause: {explanation}", limit=CAUSE_LINES)
         lines += _pairs(verdict) if page.wide else []
     return lines
 

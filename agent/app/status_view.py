@@ -20,7 +20,7 @@ from agent.app.status_file import (
 from agent.app.status_host import condition_lines, gpu_lines, p2p_lines, plan_lines
 from agent.app.status_page import Page, Paint, span
 from agent.app.status_service import service_lines
-from agent.app.terminal import Style, clip, escape, wrap
+from agent.app.terminal import Style, cells, clip, escape, wrap
 
 __all__ = [
     "StatusError", "exit_code", "is_alive", "read_status", "render_json", "render_status", "render_yaml",
@@ -99,7 +99,7 @@ def _plain(line: str, page: Page) -> list[str]:
 
 def _header(document: Document, page: Page, alive: bool) -> list[str]:
     host, spec = section(document, "host"), section(document, "spec")
-    lines = [_headline(document, page, alive)]
+    lines = _headline(document, page, alive)
     last = section(document, "last_pass")
     if last:
         when = f" ({text(last, 'trigger')}, {page.ago(number(last, 'started_at'))}, {text(last, 'id')}, {text(last, 'seconds')} s)"
@@ -114,21 +114,23 @@ def _header(document: Document, page: Page, alive: bool) -> list[str]:
     return lines + _spec(spec, page)
 
 
-def _headline(document: Document, page: Page, alive: bool) -> str:
+def _headline(document: Document, page: Page, alive: bool) -> list[str]:
     host = section(document, "host")
     name = (text(host, "name") or "(no spec, no name)") + (" (SIMULATED)" if text(host, "simulated") else "")
     ready = text(document, "ready")
-    words_of: dict[str, tuple[str, Paint]] = {
+    known: dict[str, tuple[str, Paint]] = {
         "True": ("READY", page.style.good),
         "False": ("NOT READY", page.style.bad),
     }
-    said, paint = words_of.get(ready, ("READY UNKNOWN", page.style.unsure))
-    if exit_code(document, page.now, alive=alive) == UNKNOWN and ready in words_of:
+    said, paint = known.get(ready, ("READY UNKNOWN", page.style.unsure))
+    if exit_code(document, page.now, alive=alive) == UNKNOWN and ready in known:
         said, paint = f"READY UNKNOWN (it was {ready})", page.style.unsure
-    told = f"agent {text(document, 'agent_version')} (pid {text(document, 'pid')}), {page.ago(number(document, 'published_at'))}"
+    told = f"{text(document, 'agent_version')} (pid {text(document, 'pid')}), {page.ago(number(document, 'published_at'))}"
     name = clip(name, page.width - len(said) - 2)
-    rest = clip(told, max(3, page.width - len(name) - len(said) - 4))
-    return f"{page.style.strong(name)}  {paint(said)}  {page.style.faint(rest)}"
+    line = f"{page.style.strong(name)}  {paint(said)}"
+    if cells(name) + len(said) + len(told) + 10 <= page.width:
+        return [f"{line}  {page.style.faint(f'agent {told}')}"]
+    return [line, *page.labelled("agent", told, page.style.faint)]
 
 
 def _spec(spec: Document, page: Page) -> list[str]:

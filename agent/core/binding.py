@@ -56,6 +56,11 @@ class SlotBinding:
         return any(f.driver_wrong for f in self.functions)
 
     @property
+    def group_shared(self) -> bool:
+        """Its IOMMU group also holds a device that is not the spec's to give away."""
+        return self.refusal is not None and self.refusal.reason == "GroupShared"
+
+    @property
     def ready(self) -> bool:
         """The GPU is, or after this plan will be, where the spec wants it."""
         return self.refusal is None
@@ -79,7 +84,8 @@ def _slot_binding(name: str, gpu: str, inputs: Inputs, selection: Selection, pci
     functions = tuple(_function_binding(f, gpu, driver) for f in members)
     plain = SlotBinding(slot, name, gpu, driver, functions)
     changing = [f for f in functions if f.driver_wrong]
-    refusal = _unreadable(plain) or (_forbidden(plain, inputs, selection, pci) if changing else None)
+    forbidden = _forbidden if changing else _not_viable
+    refusal = _unreadable(plain) or forbidden(plain, inputs, selection, pci)
     if refusal is not None or not changing:
         return SlotBinding(slot, name, gpu, driver, functions, refusal)
     return _with_holders(plain, inputs)
@@ -110,11 +116,15 @@ def _forbidden(slot: SlotBinding, inputs: Inputs, selection: Selection, pci: Pci
         quarantine = inputs.memory.quarantine.get(function.address)
         if quarantine is not None and Known(quarantine.boot_id) == inputs.obs.platform.boot_id:
             return reboot_required(slot.gpu, quarantine.message, quarantine.reason)
-        if slot.driver == "vfio-pci":
-            refusal = _group_refusal(slot, function, inputs, selection, pci)
-            if refusal is not None:
-                return refusal
-    return None
+    return _not_viable(slot, inputs, selection, pci)
+
+
+def _not_viable(slot: SlotBinding, inputs: Inputs, selection: Selection, pci: Pci) -> Refusal | None:
+    """Why a VM could not open this slot's groups, whether it is on vfio-pci already or not."""
+    if slot.driver != "vfio-pci":
+        return None
+    refusals = (_group_refusal(slot, f, inputs, selection, pci) for f in slot.functions)
+    return next((r for r in refusals if r is not None), None)
 
 
 def reboot_required(gpu: str, message: str, reason: str = "RebootRequired") -> Refusal:
@@ -222,5 +232,7 @@ def _persistence(address: str, inputs: Inputs) -> Fact[bool]:
 
 def _refuse_holders(slot: SlotBinding, reason: str, message: str) -> SlotBinding:
     step = "stop what holds the GPU, or declare its unit under policy.quiesce if the agent may stop it"
+    if reason == "HoldersUnknown":
+        step = f"wait for the next pass; if it stays unknown, look with: nvidia-smi -q -i {slot.gpu} and fuser -v /dev/nvidia*"
     refusal = Refusal("driver-binding", slot.gpu, reason, message, step)
     return SlotBinding(slot.slot, slot.group, slot.gpu, slot.driver, slot.functions, refusal)

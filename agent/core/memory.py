@@ -121,6 +121,7 @@ class Memory(Record):
     stopped_units: dict[str, str] = {}  # unit we stopped -> why; exactly these are started again
     failures: dict[str, int] = {}  # consecutive transient failures by action key
     retry_after: dict[str, float] = {}  # wall clock, by action key
+    errors: dict[str, str] = {}  # why it failed last, by action key
     terminal: dict[str, str] = {}  # action key -> message; waits for a new generation or the operator
 
     def verdict_for(self, gpus: tuple[str, ...]) -> P2PVerdict | None:

@@ -7,37 +7,15 @@ from dataclasses import replace
 
 from agent.core.binding import FunctionBinding, SlotBinding
 from agent.core.condition import Condition
-from agent.core.errors import TerminalError, TransientError
 from agent.core.fact import Absent, Fact, Known, say
 from agent.core.inputs import Inputs
 from agent.core.model import with_function, with_gpu, with_gpus, with_memory, without_holders
 from agent.core.observation import Gpu
 from agent.core.plan import Action, Disruption, Drift, Plan, Refusal, Stage
 from agent.core.resolve import Resolved
+from agent.kind import must_wait
+from agent.kinds.rebind import UDEV_RULES, mend_overrides, rebind, set_persistence, switch_unit, write_rules
 from agent.ports import Ports
-
-UNBIND_DEADLINE = 60.0  # seconds; NVIDIA's remove() either returns in a few or never
-PROBE_DEADLINE = 30.0
-POLL = 0.25
-UDEV_RULES = "/etc/udev/rules.d/50-gpu-host-agent.rules"
-MODULES = {
-    "nvidia": "nvidia",
-    "vfio-pci": "vfio-pci",
-    "snd_hda_intel": "snd_hda_intel",
-    "xhci_hcd": "xhci_pci",
-}
-
-
-class UnbindStuckError(TerminalError):
-    """An unbind did not return: the device is out of reach until a reboot (law 2)."""
-
-    def __init__(self, address: str, seconds: float) -> None:
-        super().__init__(
-            f"the unbind of {address} has not returned for {seconds:.0f} s: something in the kernel still holds it",
-            reason="RebootRequired",
-            next_step="reboot the host when it suits you; until then this GPU is left alone",
-        )
-        self.address = address
 
 
 class DriverBinding:
@@ -89,12 +67,15 @@ class DriverBinding:
         quiesce: set[str] = set()
         for slot in resolved.slots:
             if slot.refusal is not None:
-                refusals += [slot.refusal] if slot.driver_wrong else []
+                refusals += [slot.refusal] if slot.driver_wrong or slot.group_shared else []
                 continue
-            if slot.driver_wrong and _standing_services(slot, resolved):
-                continue  # its service cannot be stopped now, and says why
-            quiesce |= set(slot.quiesce)
-            actions += self._slot_actions(slot, resolved)
+            if slot.driver_wrong and (standing := _standing_services(slot, resolved)):
+                refusals.append(_service_stands(slot, standing))
+                continue
+            made = self._slot_actions(slot, resolved)
+            actions += made
+            if not any(must_wait(action, inputs) for action in made):
+                quiesce |= set(slot.quiesce)
         actions += [self._quiesce(unit) for unit in sorted(quiesce)]
         actions += self._restore(inputs, quiesce)
         actions += [self._rules_action(resolved)] if self._rules_drift(inputs, resolved) else []
@@ -182,25 +163,36 @@ class DriverBinding:
 
     async def act(self, action: Action, ports: Ports) -> None:
         if action.verb in {"persistence-off", "persistence-on"}:
-            await _set_persistence(action.target, ports, on=action.verb == "persistence-on")
+            await set_persistence(action.target, ports, on=action.verb == "persistence-on")
         elif action.verb in {"quiesce", "restore-unit"}:
-            await _switch_unit(action.target, ports, on=action.verb == "restore-unit")
+            await switch_unit(action.target, ports, on=action.verb == "restore-unit")
         elif action.verb == "write-rules":
-            await _write_rules(action.params["text"], ports)
+            await write_rules(action.params["text"], ports)
         elif action.verb == "mend-override":
-            for address, driver in _functions(action):
-                await ports.pci.set_override(address, driver)
+            await mend_overrides(_functions(action), ports)
         else:
-            await _rebind(action, ports)
+            await rebind(_functions(action), ports)
 
 
 def _standing_services(slot: SlotBinding, resolved: Resolved) -> list[str]:
     return [s for s in slot.services if not resolved.services[s].must_stop]
 
 
+def _service_stands(slot: SlotBinding, services: list[str]) -> Refusal:
+    names = ", ".join(services)
+    message = f"{slot.gpu} is held by service {names}, which cannot be stopped and started again now"
+    return Refusal(
+        "driver-binding", slot.gpu, "HeldByService", message, f"see ServiceReady/{services[0]} and mend that first"
+    )
+
+
 def udev_rules(resolved: Resolved) -> str:
-    """Rules that set driver_override as devices appear; "" when no GPU goes to vfio-pci."""
-    addresses = [f.address for s in resolved.slots if s.driver == "vfio-pci" for f in s.functions]
+    """Rules that set driver_override as devices appear; "" when no GPU goes to vfio-pci.
+
+    A card whose IOMMU group holds somebody else's device gets none: the next boot would split the group.
+    """
+    slots = [s for s in resolved.slots if s.driver == "vfio-pci" and not s.group_shared]
+    addresses = [f.address for s in slots for f in s.functions]
     if not addresses:
         return ""
     lines = ["# Written by gpu-host-agent from the spec: these functions belong to vfio-pci from boot on."]
@@ -294,108 +286,3 @@ def _predict_nvml(action: Action, inputs: Inputs) -> Inputs:
                 Gpu(address, 0, Absent(), uuid, Absent(), persistence_mode=off, utilization=idle)
             )
     return with_gpus(inputs, seen)
-
-
-async def _set_persistence(address: str, ports: Ports, *, on: bool) -> None:
-    await ports.nvml.set_persistence_mode(address, on=on)
-    nvml = await ports.nvml.read()
-    gpu = nvml.value.gpus.get(address) if isinstance(nvml, Known) else None
-    if not isinstance(gpu, Known) or gpu.value.persistence_mode != Known(on):
-        raise TransientError(f"persistence mode of {address} reads back unchanged", reason="ReadBackFailed")
-
-
-async def _switch_unit(unit: str, ports: Ports, *, on: bool) -> None:
-    host = ports.targets("host")
-    await (host.start_unit(unit) if on else host.stop_unit(unit))
-    wanted = {"active"} if on else {"inactive", "failed"}
-    deadline = ports.clock.monotonic() + 60.0
-    while (await host.unit(unit)).active_state not in wanted:
-        if ports.clock.monotonic() > deadline:
-            raise TransientError(
-                f"{unit} did not {'start' if on else 'stop'} within 60 s", reason="UnitStuck"
-            )
-        await ports.clock.sleep(POLL)
-
-
-async def _write_rules(text: str, ports: Ports) -> None:
-    host = ports.targets("host")
-    await (host.write_file(UDEV_RULES, text) if text else host.remove_file(UDEV_RULES))
-    if (await host.read_file(UDEV_RULES) or "") != text:
-        raise TransientError(
-            f"{UDEV_RULES} reads back different from what was written", reason="ReadBackFailed"
-        )
-
-
-async def _rebind(action: Action, ports: Ports) -> None:
-    """Override first, unbind, probe, read back: function by function; what fails goes back where it was."""
-    await _assert_free([a for a, _ in _functions(action)], ports)
-    for address, driver in _functions(action):
-        before = await ports.pci.read_driver(address)
-        if before != Known(driver):
-            await _move(address, before, driver, ports)
-
-
-async def _assert_free(addresses: list[str], ports: Ports) -> None:
-    """Law 1 once more, at the last moment: what was free when the plan was made may be held now."""
-    holders = await ports.holders.read(addresses)
-    for address in addresses:
-        fact = holders.get(address)
-        if not isinstance(fact, Known):
-            raise TransientError(f"who holds {address} cannot be told any more", reason="HoldersUnknown")
-        if fact.value:
-            raise TransientError(f"{address}: {fact.value[0].describe()}", reason="Held")
-
-
-async def _move(address: str, before: Fact[str], wanted: str, ports: Ports) -> None:
-    if wanted:
-        await ports.platform.load_module(MODULES.get(wanted, wanted))
-    await ports.pci.set_override(address, wanted)
-    try:
-        if isinstance(before, Known):
-            await _unbind(address, before.value, ports)
-        await _probe(address, wanted, ports)
-    except UnbindStuckError:
-        await ports.pci.set_override(address, "")
-        raise
-    except (TransientError, OSError):
-        await _give_up(address, before, ports)
-        raise
-    if wanted != "vfio-pci":
-        await ports.pci.set_override(address, "")
-
-
-async def _unbind(address: str, driver: str, ports: Ports) -> None:
-    await ports.pci.start_unbind(address, driver)
-    deadline = ports.clock.monotonic() + UNBIND_DEADLINE
-    while (state := await ports.pci.unbind_state(address)) == "running":
-        if ports.clock.monotonic() > deadline:
-            raise UnbindStuckError(address, UNBIND_DEADLINE)
-        await ports.clock.sleep(POLL)
-    if state.startswith("failed"):
-        raise TransientError(f"unbinding {address} from {driver} failed: {state}", reason="UnbindFailed")
-    if isinstance(await ports.pci.read_driver(address), Known):
-        raise TransientError(f"{address} is still on a driver after its unbind", reason="ReadBackFailed")
-
-
-async def _probe(address: str, wanted: str, ports: Ports) -> None:
-    """drivers_probe succeeds also when nothing was bound: only the driver link tells (law 6)."""
-    if not wanted:
-        return
-    await ports.pci.probe(address)
-    deadline = ports.clock.monotonic() + PROBE_DEADLINE
-    while (found := await ports.pci.read_driver(address)) != Known(wanted):
-        if ports.clock.monotonic() > deadline:
-            message = f"{address} was probed for {wanted}, and its driver is {say(found)}"
-            raise TransientError(
-                message, reason="BindFailed", next_step="see the kernel log for the driver's own error"
-            )
-        await ports.clock.sleep(POLL)
-
-
-async def _give_up(address: str, before: Fact[str], ports: Ports) -> None:
-    """Put the function back on the driver it had, and leave no override behind."""
-    await ports.pci.set_override(address, before.value if isinstance(before, Known) else "")
-    if isinstance(before, Known) and await ports.pci.read_driver(address) != before:
-        await ports.pci.probe(address)
-    if before != Known("vfio-pci"):
-        await ports.pci.set_override(address, "")

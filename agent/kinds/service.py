@@ -50,7 +50,7 @@ class ServiceKind:
         return inputs
 
     def conditions(self, inputs: Inputs, resolved: Resolved, plan: Plan) -> list[Condition]:
-        return [_condition(s, inputs) for s in resolved.services.values()]
+        return [_condition(s, inputs, _waiting(s.name, plan)) for s in resolved.services.values()]
 
     async def act(self, action: Action, ports: Ports) -> None:
         raise TerminalError(f"{action.verb} is run by the prover", reason="WrongDoor")
@@ -137,11 +137,17 @@ def _proved(name: str, inputs: Inputs) -> Inputs:
     return with_memory(after, promoted={**inputs.memory.promoted, name: promoted})
 
 
-def _condition(service: ResolvedService, inputs: Inputs) -> Condition:
+def _waiting(name: str, plan: Plan) -> Refusal | None:
+    """What failed before and waits for its next try."""
+    held = (r for r in plan.refusals if (r.kind, r.target) == (ServiceKind.name, name))
+    return next((r for r in held if r.reason in {"Failed", "Backoff"}), None)
+
+
+def _condition(service: ResolvedService, inputs: Inputs, waiting: Refusal | None) -> Condition:
     kind = f"ServiceReady/{service.name}"
     facts = inputs.obs.services.get(service.name, ServiceFacts())
     rejected = next((r for r in service.refusals if r.reason == "RevisionRejected"), None)
-    blocking = next((r for r in service.refusals if r is not rejected), None)
+    blocking = next((r for r in service.refusals if r is not rejected), None) or waiting
     if isinstance(facts.unit, Unknown):
         return Condition(type=kind, status="Unknown", reason="UnitUnknown", message=facts.unit.reason)
     if not service.running:
@@ -177,7 +183,7 @@ def _condition(service: ResolvedService, inputs: Inputs) -> Condition:
             message=facts.health.reason or "connection refused",
         )
     if rejected is not None:
-        message = f"the last good revision {_revision(service.effective)} runs; {rejected.message}"
+        message = f"the last good {_revision(service.effective)} runs; {rejected.message}"
         return Condition(
             type=kind, status="False", reason="RolledBack", message=message, next_step=rejected.next_step
         )

@@ -10,7 +10,7 @@ from agent.core.memory import Quarantine
 from agent.core.observation import Observation
 from agent.core.plan import Action, Plan, Stage
 from agent.kind import Kind, kind_of
-from agent.kinds.driver_binding import UnbindStuckError
+from agent.kinds.rebind import UnbindStuckError
 from agent.loop.journal import Journal
 from agent.loop.prove import SelfTest
 from agent.loop.store import Store
@@ -129,6 +129,7 @@ class Executor:
         if action.key in memory.failures:
             changes["failures"] = {k: v for k, v in memory.failures.items() if k != action.key}
             changes["retry_after"] = {k: v for k, v in memory.retry_after.items() if k != action.key}
+            changes["errors"] = {k: v for k, v in memory.errors.items() if k != action.key}
         if action.verb == "restore-unit":
             changes["stopped_units"] = {u: w for u, w in memory.stopped_units.items() if u != action.target}
         if changes:
@@ -155,13 +156,18 @@ class Executor:
             self.store.update(
                 failures={**memory.failures, action.key: count},
                 retry_after={**memory.retry_after, action.key: after},
+                errors={**memory.errors, action.key: str(error)},
             )
 
     async def _revert(self, done: list[Action], pass_id: str) -> None:
-        """Put back what only the failed part needed: persistence mode, units that were stopped for it."""
+        """Put back what only the failed part needed: persistence mode of GPUs that stayed where they were."""
+        bound = {t for a in done if a.stage == Stage.BIND for t in a.touches}
+        lost = set(self.store.memory.quarantine)
         for action in reversed(done):
             if action.revert is None or action.stage not in {Stage.STOP, Stage.RELEASE}:
                 continue
+            if (bound | lost).intersection(action.revert.touches):
+                continue  # its driver did change, or it must not be touched any more
             self.journal.append(
                 self._now, "intent", pass_id=pass_id, action=action.revert.key, text=action.revert.description
             )

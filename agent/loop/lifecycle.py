@@ -108,6 +108,9 @@ class Lifecycle:
         return True
 
     async def _gpus_busy(self, gpus: tuple[str, ...]) -> tuple[str, str] | None:
+        drivers = [await self.ports.pci.read_driver(gpu) for gpu in gpus]
+        if Known("nvidia") not in drivers:
+            return None  # NVML would show none of them, and opening it may load modules
         nvml = await self.ports.nvml.read()
         if not isinstance(nvml, Known):
             return "GpusUnknown", f"the GPUs' processes cannot be read: {nvml.reason}"

@@ -16,7 +16,7 @@ from agent.core.observation import (
 from agent.core.render import DROP_IN, port_of
 from agent.core.selection import select
 from agent.core.spec import GpuHost, Service, target_name
-from agent.kinds.driver_binding import UDEV_RULES
+from agent.kinds.rebind import UDEV_RULES
 from agent.kinds.platform import MODPROBE_CONF
 from agent.loop.health import HealthProbe
 from agent.ports import Ports, TargetPort

@@ -8,10 +8,11 @@ from dataclasses import dataclass, field
 from agent.core.condition import Condition, merge
 from agent.core.inputs import Inputs
 from agent.core.laws import check_plan
-from agent.core.memory import Grant, Memory, TrialRecord
+from agent.core.memory import Grant, Memory
 from agent.core.observation import Observation
 from agent.core.plan import Disruption, Plan
 from agent.core.report import agent_conditions, sentence, with_generation
+from agent.core.requests import retried
 from agent.core.resolve import Resolved, resolve
 from agent.core.spec import GpuHost
 from agent.core.status import ready_of
@@ -191,11 +192,12 @@ class Reconciler:
 
     def _hold(self, plan: Plan) -> None:
         memory, now = self.store.memory, self.ports.clock.now()
-        failures, after = dict(memory.failures), dict(memory.retry_after)
+        failures, after, errors = dict(memory.failures), dict(memory.retry_after), dict(memory.errors)
         for action in plan.actions:
             failures[action.key] = failures.get(action.key, 0) + 1
             after[action.key] = now + backoff(failures[action.key])
-        self.store.update(failures=failures, retry_after=after)
+            errors[action.key] = "it was done twice and did not hold: something else changes it back"
+        self.store.update(failures=failures, retry_after=after, errors=errors)
 
     def _take_requests(self) -> None:
         """What operators asked for by ``agent approve`` and ``agent retry``."""
@@ -205,15 +207,7 @@ class Reconciler:
             if verb == "approve":
                 self.store.update(approved=argument)
             elif verb == "retry":
-                mine = {k for k in (*memory.terminal, *memory.failures) if k.endswith(f"/{argument}")}
-                self.store.update(
-                    rejected={n: r for n, r in memory.rejected.items() if n != argument},
-                    terminal={k: v for k, v in memory.terminal.items() if k not in mine},
-                    failures={k: v for k, v in memory.failures.items() if k not in mine},
-                    retry_after={k: v for k, v in memory.retry_after.items() if k not in mine},
-                    starts=(),
-                    trials={n: _measure_again(t) if n == argument else t for n, t in memory.trials.items()},
-                )
+                self.store.save(retried(memory, argument))
         self._last = None if self._last and self._last.inputs.memory is not self.store.memory else self._last
 
     def conditions(self, decision: Decision) -> tuple[Condition, ...]:
@@ -260,11 +254,6 @@ class Reconciler:
             self.specs, self._conditions, result.sentence, View(pass_id, trigger, started, 0.0)
         )
         self.log("pass", pass_id=pass_id, trigger=trigger, sentence=result.sentence)
-
-
-def _measure_again(trial: TrialRecord) -> TrialRecord:
-    """A degraded verdict asked about again: the revision runs, and its figures are no longer taken as known."""
-    return trial.model_copy(update={"outcome": "superseded"}) if trial.outcome == "degraded" else trial
 
 
 def _allowed(names: Sequence[str]) -> list[Disruption]:

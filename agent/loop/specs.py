@@ -84,8 +84,8 @@ class Specs:
         # A new generation is a person's answer to every failure of the old one; rejections name their revision
         # and gate themselves and so outlive it.
         self.store.update(
-            generation=generation, spec_digest=loaded.digest, failures={}, retry_after={}, terminal={}, grant=None,
-            approved="", identities=memory.identities if before and _selects(before) == _selects(loaded.spec) else {},
+            generation=generation, spec_digest=loaded.digest, failures={}, retry_after={}, errors={}, terminal={},
+            grant=None, approved="", identities=memory.identities if before and _selects(before) == _selects(loaded.spec) else {},
         )  # fmt: skip
 
 

@@ -24,7 +24,11 @@ INFERENCE = ("0000:01:00.0", "0000:11:00.0", "0000:61:00.0", "0000:71:00.0")
 CONFIDENTIAL = ("0000:81:00.0", "0000:91:00.0", "0000:e1:00.0", "0000:f1:00.0")
 EXPLANATION = "the IOMMU translates these GPUs' DMA (group type DMA-FQ)"
 P2P_REASON = f"the P2P self-test found 12 of 12 ordered pairs corrupt ({EXPLANATION})"
-RULE = Provenance(value="1", source="rule", reason="setproctitle would destroy /proc/PID/environ, which the effective check reads")
+RULE = Provenance(
+    value="1",
+    source="rule",
+    reason="setproctitle would destroy /proc/PID/environ, which the effective check reads",
+)
 ARGS = {
     "model-path": "/models/Qwen3.5-122B-A10B", "served-model-name": "qwen3.5-122b", "tensor-parallel-size": "4",
     "attention-backend": "triton", "kv-cache-dtype": "bf16", "reasoning-parser": "qwen3",
@@ -54,13 +58,17 @@ def benchmark(*, simulated: bool = False, **changes: Any) -> BenchmarkResult:
         gpus=INFERENCE, p2p=False, workload="in 128, out 1000, 2 per slot", simulated=simulated,
     )  # fmt: skip
     levels = tuple(level(*row) for row in FIGURES)
-    return BenchmarkResult(levels=levels, key=key, started_at=NOW - 8000, seconds=311.0).model_copy(update=changes)
+    return BenchmarkResult(levels=levels, key=key, started_at=NOW - 8000, seconds=311.0).model_copy(
+        update=changes
+    )
 
 
 def service(*, simulated: bool = False, **changes: Any) -> ServiceStatus:
     argv = ("/opt/ml-env/bin/python3", "-m", "sglang.launch_server")
     argv += tuple(word for name, value in ARGS.items() for word in (f"--{name}", value))
-    said = {f"args.{n}": Provenance(value=v, source="spec", reason="the spec says so") for n, v in ARGS.items()}
+    said = {
+        f"args.{n}": Provenance(value=v, source="spec", reason="the spec says so") for n, v in ARGS.items()
+    }
     verdict = Provenance(value="1", source="verdict", reason=P2P_REASON)
     made = ServiceStatus(
         name="qwen", unit="sglang-qwen.service", target="lxc:129", state="active", health="ok",
@@ -176,7 +184,9 @@ def rolled_back() -> Status:
 def unknown() -> Status:
     """The PCI tree could not be read, and a service is on its first trial."""
     silent = "it did not answer within 10 s"
-    trial = TrialStatus(outcome="running", phase="ready", revision="3f2a9c0d1e2b", attempt=1, started_at=NOW - 95)
+    trial = TrialStatus(
+        outcome="running", phase="ready", revision="3f2a9c0d1e2b", attempt=1, started_at=NOW - 95
+    )
     return ready(
         ready="Unknown",
         activity="qwen: ready",

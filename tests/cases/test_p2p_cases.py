@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from tests.cases.operating import (
-    INFERENCE, PASSTHROUGH, asks, journal, kernel_says, on_any_platform, phases, qwen, service, starts, stops, unit,
+    INFERENCE, PASSTHROUGH, asks, journal, kernel_says, on_any_platform, phases, qwen, service, service_dies, starts, stops, unit,
 )  # fmt: skip
 from tests.rig import SCENARIOS, Rig, recipe, rig
 
@@ -97,7 +97,7 @@ async def test_P7_five_thousand_fault_lines_are_one_record_with_a_count(tmp_path
         await agent.converge()
         await agent.one_pass()
         text = (tmp_path / "run/gpu-host-agent/status.json").read_text()
-        said = [c for c in agent.status().conditions if "0000:01:00.0" in c.message and "5,0" in c.message]
+        said = [c for c in agent.status().conditions if "0000:01:00.0 into 0000:11:00.0 5," in c.message]
         assert said, [c.message for c in agent.status().conditions]
         assert text.count("IO_PAGE_FAULT") <= 2
         assert len(text) < 60_000
@@ -146,6 +146,9 @@ async def test_P7_a_revoked_verdict_outlives_the_kernel_log_and_a_retry_tests_an
         await agent.converge()
         assert_p2p_off_everywhere(agent)
         asks(agent, "retry", "qwen")
+        await agent.converge()
+        assert_p2p_off_everywhere(agent)  # nobody asked for a restart
+        service_dies(agent)
         await agent.converge()
         assert agent.condition("P2PVerified/qwen").status == "True"
         assert_p2p_on(agent)

@@ -152,6 +152,13 @@ def chat_body(ask: str, **more: Any) -> dict[str, Any]:
     return {"model": "qwen3.5-122b", "messages": [{"role": "user", "content": ask}], **more}
 
 
+def text_of(document: Any) -> str:
+    choice = document["choices"][0]
+    text = choice["message"]["content"] if "message" in choice else choice["text"]
+    assert isinstance(text, str)
+    return text
+
+
 def answer_to(connection: http.client.HTTPConnection, method: str, path: str, body: Any = None) -> Reply:
     connection.request(method, path, None if body is None else json.dumps(body))
     response = connection.getresponse()
