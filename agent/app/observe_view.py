@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from agent.app.observe_dict import observation_to_dict, shown, shown_argv, shown_env
+from agent.app.observe_dict import HIDDEN, observation_to_dict, shown, shown_argv, shown_env
 from agent.app.status_page import table
 from agent.app.terminal import Style, cells, escape, pad, wrap
 from agent.core.fact import Absent, Fact, Known, Unknown
@@ -96,7 +96,7 @@ def _modules(obs: Observation, style: Style) -> list[str]:
         return _rows([("modules", _tell(modules, style))])
     relevant = [m for name, m in sorted(modules.value.items()) if name.startswith(RELEVANT_MODULES)]
     lines = _rows([(m.name, escape(_module(m))) for m in relevant])
-    return [*lines, f"  ({len(modules.value) - len(relevant)} other modules are loaded)"]
+    return [*lines, f"  (other modules loaded: {len(modules.value) - len(relevant)})"]
 
 
 def _module(module: Module) -> str:
@@ -187,11 +187,11 @@ def _rest(obs: Observation, style: Style) -> list[str]:
             )
             acs.setdefault(told, []).append(address)
     rows = [
-        (f"{len(found)} bridges", f"ACS control {told}: {escape(' '.join(found))}")
+        (f"bridges: {len(found)}", f"ACS control {told}: {escape(' '.join(found))}")
         for told, found in acs.items()
     ]
     others = [f for f in pci.functions.values() if not f.is_bridge and f.vendor_id != NVIDIA]
-    rows.append((f"{len(others)} others", "functions by other vendors"))
+    rows.append((f"others: {len(others)}", "functions by other vendors"))
     for number, group in sorted(pci.groups.items()):
         if any(pci.functions[a].vendor_id == NVIDIA for a in group.members if a in pci.functions):
             rows.append(
@@ -250,10 +250,17 @@ def _service(name: str, seen: ServiceFacts, style: Style) -> list[str]:
     if isinstance(seen.process, Known):
         process = seen.process.value
         rows.append(("  process", escape(f"{process.pid}: {shlex.join(shown_argv(process.argv))}")))
-        rows += [("  environment", escape(f"{k}={v}")) for k, v in shown_env(process.env).items()]
+        rows += _environment(process.env)
     else:
         rows.append(("  process", _tell(seen.process, style)))
     return [f"  {escape(name)}", *_rows(rows)]
+
+
+def _environment(env: Mapping[str, str]) -> list[Row]:
+    told = shown_env(env)
+    rows = [("  environment", escape(f"{name}={value}")) for name, value in told.items() if value != HIDDEN]
+    hidden = [name for name, value in told.items() if value == HIDDEN]
+    return [*rows, ("  environment", f"values not shown: {escape(' '.join(hidden))}")] if hidden else rows
 
 
 def _unit(unit: Unit) -> str:
@@ -278,12 +285,12 @@ def _events(obs: Observation, style: Style) -> list[str]:
         return _rows([("kernel log", _tell(events, style))])
     if not events.value:
         return ["  none that the agent knows"]
-    return [line for event in events.value for line in _event(event)]
+    return _rows(row for event in events.value for row in _event(event))
 
 
-def _event(event: KernelEvent) -> list[str]:
+def _event(event: KernelEvent) -> list[Row]:
     code = "" if event.code is None else f" {event.code:#x}" if event.sort != "xid" else f" {event.code}"
     peer = f", peer {event.peer}" if event.peer else ""
     last = time.strftime("%Y-%m-%d %H:%M:%SZ", time.gmtime(event.last))
-    told = f"{event.sort}{code}, at least {event.count} times, last {last}{peer}"
-    return _rows([(event.address or "host", escape(told)), ("", escape(shown(event.sample)))])
+    told = f"{event.sort}{code}, count {event.count} or more, last {last}{peer}"
+    return [(event.address or "host", escape(told)), ("", escape(shown(event.sample)))]

@@ -5,7 +5,7 @@ import time
 
 from agent.app.paths import Paths
 from agent.app.status_view import exit_code, is_alive, read_status, render_json, render_status, render_yaml
-from agent.app.terminal import use_color, width
+from agent.app.terminal import encodable, use_color, width
 
 
 def status(paths: Paths, output: str) -> int:
@@ -15,14 +15,14 @@ def status(paths: Paths, output: str) -> int:
         print(f"agent: {error}", file=sys.stderr)
         return 4
     now = time.time()
+    alive = is_alive(paths.lock, document.get("pid", 0))
     if output == "json":
-        print(render_json(document))
+        text = render_json(document)
     elif output == "yaml":
-        print(render_yaml(document))
+        text = render_yaml(document)
     else:
-        alive = is_alive(paths.lock)
         color = use_color(sys.stdout)
-        print(
-            render_status(document, wide=output == "wide", color=color, now=now, alive=alive, width=width())
-        )
-    return exit_code(document, now)
+        text = render_status(document, wide=output == "wide", color=color, now=now, alive=alive, width=width())
+    print(encodable(text, sys.stdout))
+    # A truth that nobody watches over is a stale one, however young it is.
+    return exit_code(document, now, alive=alive)

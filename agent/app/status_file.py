@@ -61,15 +61,17 @@ def _check_version(document: object, where: str) -> None:
         )
 
 
-def is_alive(lock_path: str | os.PathLike[str], pid: int = 0) -> bool:
-    """Whether a daemon holds its lock file. Where the lock may not be opened (only root may), whether ``pid`` lives.
+def is_alive(lock_path: str | os.PathLike[str], pid: object = 0) -> bool:
+    """Whether a daemon holds its lock file. Where the lock may not be opened (only root may): whether ``pid`` lives.
+
+    ``pid`` is the status document's own; anything but a whole number above 0 is nobody's.
 
     A shared lock is tried and dropped at once, so that two readers never take each other for the daemon.
     """
     try:
         fd = os.open(lock_path, os.O_RDONLY | os.O_CLOEXEC)
     except PermissionError:
-        return pid > 0 and Path(f"/proc/{pid}").exists()
+        return isinstance(pid, int) and pid > 0 and Path(f"/proc/{pid}").exists()
     except OSError:
         return False
     try:

@@ -24,13 +24,18 @@ class CodeNote(_Entry):
 
 
 class LineSort(_Entry):
-    """One sort of lines. ``lost``: the device does not come back by itself and must be left alone."""
+    """One sort of lines. ``lost``: the device does not come back by itself and must be left alone.
+
+    ``fault``: the device is at fault until a reset or reboot; ``fault_codes``: with these codes it is.
+    """
 
     sort: str
     needles: tuple[str, ...]
     patterns: tuple[Pattern, ...]
     suppressed: Pattern | None = None
     lost: bool = False
+    fault: bool = False
+    fault_codes: tuple[int, ...] = ()
     meaning: str
     next_step: str
     codes: dict[int, CodeNote] = {}

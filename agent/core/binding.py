@@ -178,8 +178,8 @@ def _with_holders(slot: SlotBinding, inputs: Inputs) -> SlotBinding:
     for function in slot.functions:
         if (
             not function.driver_wrong
-            or isinstance(function.observed, Absent)
-            and not _held_known(function, inputs)
+            or (isinstance(function.observed, Absent)
+            and not _held_known(function, inputs))
         ):
             continue
         holders = inputs.obs.holders_of(function.address)

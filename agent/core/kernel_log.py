@@ -43,6 +43,12 @@ def is_lost(event: KernelEvent) -> bool:
     return entry is not None and entry.lost
 
 
+def is_fault(event: KernelEvent) -> bool:
+    """The device itself is at fault until a reset or a reboot, and not just the program that used it."""
+    entry = kernel_log_catalog().named(event.sort)
+    return entry is not None and (entry.fault or event.code in entry.fault_codes)
+
+
 @dataclass(slots=True)
 class _Tally:
     count: int

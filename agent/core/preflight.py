@@ -1,6 +1,6 @@
 """Preflight: what can be known before a running service is stopped. A failed check costs no downtime."""
 
-from agent.core.fact import Absent, Fact, Known, Unknown
+from agent.core.fact import Absent, Fact, Known, Unknown, say
 from agent.core.inputs import Inputs
 from agent.core.observation import TargetFacts
 from agent.core.plan import Refusal
@@ -30,7 +30,8 @@ def preflight(name: str, service: Service, revision: Revision, inputs: Inputs) -
     checks = (
         _unit(name, inputs),
         _driver(name, target, inputs),
-        _nvml_inside(name, target),
+        _nvml_inside(name, target, inputs),
+        _nvml_on_host(name, inputs),
         _shm(name, target, revision),
         _model(name, service, inputs),
         _parallelism(name, service, revision),
@@ -82,14 +83,26 @@ def _driver(name: str, target: TargetFacts, inputs: Inputs) -> Refusal | None:
     return None
 
 
-def _nvml_inside(name: str, target: TargetFacts) -> Refusal | None:
+def _nvml_inside(name: str, target: TargetFacts, inputs: Inputs) -> Refusal | None:
     """The host may see GPUs that the target has lost, for instance after a daemon-reload."""
-    if isinstance(target.nvml, Unknown) and target.nvml.code.startswith("Nvml"):
-        message = f"NVML fails inside the target: {target.nvml.reason}"
-        return _refusal(
-            name, "TargetLostGpus", message, "restart the container so that it gets its devices back"
-        )
-    return None
+    if not isinstance(target.nvml, Unknown) or not target.nvml.code.startswith("Nvml"):
+        return None
+    place = target_name(inputs.spec.services[name].target)
+    message = f"NVML fails in {place}: {target.nvml.reason}"
+    if target.nvml.code == "NvmlVersionMismatch":
+        if driver_versions(target, inputs) is not None:
+            return None  # said with both versions already
+        version = say(inputs.obs.platform.nvidia_driver)
+        return _refusal(name, "DriverMismatch", message, f"install user-space driver {version} in {place}")
+    return _refusal(name, "TargetLostGpus", message, f"restart {place} so that it gets its devices back")
+
+
+def _nvml_on_host(name: str, inputs: Inputs) -> Refusal | None:
+    """Without NVML nothing could tell, once the service is stopped, whether its GPUs are free for the next start."""
+    if not isinstance(inputs.obs.nvml, Unknown):
+        return None
+    message = f"NVML fails on the host: {inputs.obs.nvml.reason}"
+    return _refusal(name, "HostNvmlFails", message, "see DriverVersionsAgree; else wait for the next pass")
 
 
 def _shm(name: str, target: TargetFacts, revision: Revision) -> Refusal | None:

@@ -119,7 +119,7 @@ def service_statuses(inputs: Inputs, resolved: Resolved) -> tuple[ServiceStatus,
 def _service(service: ResolvedService, inputs: Inputs) -> ServiceStatus:
     facts = inputs.obs.services.get(service.name, ServiceFacts())
     running = _running(service, facts, inputs)
-    shown = running or service.effective
+    shown = running or service.effective or service.desired
     promoted = inputs.memory.promoted.get(service.name)
     measured, at = _figures(running, inputs, service.name)
     return ServiceStatus(

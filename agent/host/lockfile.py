@@ -2,6 +2,7 @@
 
 import fcntl
 import os
+import time
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -19,19 +20,28 @@ class InstanceLock:
     def acquire(self) -> None:
         """Raises TerminalError naming the pid that has it; OSError when the file cannot be made."""
         fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
+        if not self._take(fd):
             holder = os.read(fd, 32).decode(errors="replace").strip() or "unknown"
             os.close(fd)
             raise TerminalError(
                 f"another agent is running: pid {holder} holds {self._path}",
                 reason="AlreadyRunning",
                 next_step=f"stop it first, or look at it with: agent status (ps -p {holder})",
-            ) from None
+            )
         os.ftruncate(fd, 0)
         os.write(fd, f"{os.getpid()}\n".encode())
         self._fd = fd
+
+    def _take(self, fd: int) -> bool:
+        """A ``status`` that looks whether the agent lives holds the lock for an instant: that is not another agent."""
+        for pause in (0.0, 0.02, 0.05, 0.1):
+            time.sleep(pause)
+            try:
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                continue
+            return True
+        return False
 
     def release(self) -> None:
         if self._fd >= 0:

@@ -8,9 +8,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 
-from agent.core.condition import Condition, Truth
+from agent.core.condition import Condition
 from agent.core.errors import TransientError
 from agent.core.fact import Absent, Fact, Known, Unknown, say, value_or
+from agent.core.gpu_health import gpu_health
 from agent.core.inputs import Inputs
 from agent.core.observation import Module
 from agent.core.plan import Action, Disruption, Drift, Plan, Refusal, Stage
@@ -287,59 +288,53 @@ def _conf_differs(inputs: Inputs) -> bool:
 
 
 def _driver_conditions(inputs: Inputs) -> list[Condition]:
-    """One NVIDIA driver version everywhere: the kernel module and the user space of every target."""
-    if not inputs.obs.targets:
+    """One NVIDIA driver version everywhere: the kernel module's and the user space's of every target; and NVML works."""
+    targets = sorted(inputs.obs.targets.items())
+    if not targets:
         return []
-    wrong = [
-        f"user space {differ[0]} in {place}, kernel module {differ[1]} on the host"
-        for place, facts in sorted(inputs.obs.targets.items())
-        if (differ := driver_versions(facts, inputs)) is not None
-    ]
-    lost = [
-        f"NVML fails in {place}: {facts.nvml.reason}"
-        for place, facts in sorted(inputs.obs.targets.items())
-        if isinstance(facts.nvml, Unknown) and facts.nvml.code.startswith("Nvml")
-    ]
-    if isinstance(inputs.obs.nvml, Unknown):
-        lost.append(f"NVML fails on the host: {inputs.obs.nvml.reason}")
-    if not wrong and not lost:
-        known = all(isinstance(f.user_driver, Known) for f in inputs.obs.targets.values())
-        version = say(inputs.obs.platform.nvidia_driver)
-        status: Truth = (
-            "True" if known and isinstance(inputs.obs.platform.nvidia_driver, Known) else "Unknown"
-        )
-        message = f"{version} everywhere" if status == "True" else "not every target shows its driver version"
-        return [
-            Condition(
-                type="DriverVersionsAgree",
-                status=status,
-                reason="Agree" if known else "NotObserved",
-                message=message,
-            )
-        ]
-    step = (
-        "install one driver version on the host and in every target"
-        if wrong
-        else "restart the container or reload the driver"
-    )
-    reason = "DriverMismatch" if wrong else "NvmlFails"
-    return [
-        Condition(
-            type="DriverVersionsAgree",
-            status="False",
-            reason=reason,
-            message="; ".join(wrong + lost),
-            next_step=step,
-        )
-    ]
+    differ = {place: d for place, facts in targets if (d := driver_versions(facts, inputs)) is not None}
+    lost = {
+        place: facts.nvml.reason
+        for place, facts in targets
+        if place != "host" and isinstance(facts.nvml, Unknown) and facts.nvml.code.startswith("Nvml")
+    }
+    if isinstance(inputs.obs.nvml, Unknown) and inputs.obs.nvml.code.startswith("Nvml"):
+        lost["host"] = inputs.obs.nvml.reason
+    if differ or lost:
+        return [_drivers_disagree(differ, lost)]
+    version = inputs.obs.platform.nvidia_driver
+    seen = all(isinstance(f.user_driver, Known) for _, f in targets) and isinstance(version, Known)
+    if seen and not isinstance(inputs.obs.nvml, Unknown):
+        message = f"{say(version)} everywhere"
+        return [Condition(type="DriverVersionsAgree", status="True", reason="Agree", message=message)]
+    message = "not every place shows its driver version" if not seen else f"NVML: {say(inputs.obs.nvml)}"
+    return [Condition(type="DriverVersionsAgree", status="Unknown", reason="NotObserved", message=message)]
+
+
+def _drivers_disagree(differ: Mapping[str, tuple[str, str]], lost: Mapping[str, str]) -> Condition:
+    parts = [f"user space {u} {_where(p)}, kernel module {k} on the host" for p, (u, k) in differ.items()]
+    parts += [f"NVML fails {_where(place)}: {reason}" for place, reason in lost.items()]
+    if differ:
+        places = " and ".join(_where(p) for p in differ)
+        step = f"install user-space driver {next(iter(differ.values()))[1]} {places}"
+    elif "host" in lost:
+        step = "look at nvidia-smi and the kernel log on the host; reload the driver, or reboot"
+    else:
+        step = f"restart {' and '.join(lost)} so that it gets its devices back"
+    return Condition(
+        type="DriverVersionsAgree", status="False", reason="DriverMismatch" if differ else "NvmlFails",
+        message="; ".join(parts), next_step=step,
+    )  # fmt: skip
+
+
+def _where(place: str) -> str:
+    return "on the host" if place == "host" else f"in {place}"
 
 
 def _kernel_conditions(inputs: Inputs, resolved: Resolved) -> list[Condition]:
     """Health of the selected GPUs by the kernel's own words and NVML's recovery action."""
-    if isinstance(inputs.obs.kernel_events, Unknown):
-        message = f"the kernel log cannot be read: {inputs.obs.kernel_events.reason}"
-        return [Condition(type="GpusHealthy", status="Unknown", reason="KernelLogUnknown", message=message)]
     events = value_or(inputs.obs.kernel_events, ())
+    refused = []
     if inputs.spec.platform.sev_snp == "enabled" and any(e.sort == "snp-refused" for e in events):
         step = "remove iommu=pt, amd_iommu=off and iommu=off from the kernel command line and reboot"
         refused = [
@@ -347,35 +342,8 @@ def _kernel_conditions(inputs: Inputs, resolved: Resolved) -> list[Condition]:
                 type="SnpPossible", status="False", reason="SnpRefused", message=SNP_REASON, next_step=step
             )
         ]
-    else:
-        refused = []
-    return [*refused, _gpu_health(inputs, resolved)]
-
-
-def _gpu_health(inputs: Inputs, resolved: Resolved) -> Condition:
-    problems = [f"{a}: {q.message}" for a, q in sorted(inputs.memory.quarantine.items())
-                if Known(q.boot_id) == inputs.obs.platform.boot_id]  # fmt: skip
-    nvml = inputs.obs.nvml.value if isinstance(inputs.obs.nvml, Known) else None
-    unknown = []
-    for slot in resolved.slots:
-        gpu = nvml.gpus.get(slot.gpu) if nvml is not None else None
-        if isinstance(gpu, Unknown):
-            problems.append(f"{slot.gpu}: {gpu.reason}")
-        elif isinstance(gpu, Known):
-            action = value_or(gpu.value.recovery_action, "none")
-            problems += [f"{slot.gpu}: recovery action pending: {action}"] if action != "none" else []
-        elif slot.driver == "nvidia" and not slot.driver_wrong:
-            unknown.append(slot.gpu)
-    if problems:
-        step = "reset or replace the GPU, or reboot the host when it suits you"
-        return Condition(
-            type="GpusHealthy", status="False", reason="GpuFault", message="; ".join(problems), next_step=step
-        )
-    if unknown:
-        return Condition(
-            type="GpusHealthy",
-            status="Unknown",
-            reason="NotObserved",
-            message="NVML does not show " + ", ".join(unknown),
-        )
-    return Condition(type="GpusHealthy", status="True", reason="NoFaults", message="no fault is known")
+    health = gpu_health(inputs, resolved)
+    if health.status == "True" and isinstance(inputs.obs.kernel_events, Unknown):
+        message = f"the kernel log cannot be read: {inputs.obs.kernel_events.reason}"
+        health = Condition(type="GpusHealthy", status="Unknown", reason="KernelLogUnknown", message=message)
+    return [*refused, health]

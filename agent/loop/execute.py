@@ -50,6 +50,8 @@ class Executor:
         done: list[Action] = []
         notes: list[str] = []
         for action in plan.actions:
+            if self.stopping:
+                break
             self.journal.append(
                 self._now, "intent", plan=plan.id, pass_id=pass_id, action=action.key, text=action.description
             )

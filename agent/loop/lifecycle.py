@@ -4,11 +4,12 @@ Each method is one phase: it returns when the phase holds, and raises ``PhaseFai
 Deadlines are the caller's.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from agent.core.fact import Known, Unknown, value_or
 from agent.core.inputs import Inputs
-from agent.core.observation import ServiceFacts
+from agent.core.observation import Gpu, ServiceFacts
 from agent.core.preflight import preflight
 from agent.core.render import SECRETS, port_of, served_name
 from agent.core.resolve import matches
@@ -86,17 +87,18 @@ class Lifecycle:
             raise PhaseFailedError(*still)
 
     async def _still_there(self, service: Service, gpus: tuple[str, ...]) -> tuple[str, str] | None:
+        """The first reason, and all that was found: whoever must end something needs to know it all at once."""
         unit = await self.target(service).unit(service.unit)
         if unit.active_state in {"active", "activating", "deactivating", "reloading"}:
             return "NotStopped", f"{service.unit} is {unit.active_state}"
+        found: list[tuple[str, str]] = []
         if unit.pids:
-            return (
-                "StillHeld",
-                f"processes of {service.unit} outlived it: pids {', '.join(map(str, unit.pids))}",
-            )
+            pids = ", ".join(map(str, unit.pids))
+            found.append(("StillHeld", f"processes of {service.unit} outlived it: pids {pids}"))
         if await self._port_taken(service):
-            return "PortTaken", f"something still answers on port {port_of(service)}"
-        return await self._gpus_busy(gpus)
+            found.append(("PortTaken", f"something still answers on port {port_of(service)}"))
+        found += await self._gpus_busy(gpus)
+        return (found[0][0], "; ".join(message for _, message in found)) if found else None
 
     async def _port_taken(self, service: Service) -> bool:
         try:
@@ -107,28 +109,16 @@ class Lifecycle:
             return True
         return True
 
-    async def _gpus_busy(self, gpus: tuple[str, ...]) -> tuple[str, str] | None:
+    async def _gpus_busy(self, gpus: tuple[str, ...]) -> list[tuple[str, str]]:
         drivers = [await self.ports.pci.read_driver(gpu) for gpu in gpus]
         if Known("nvidia") not in drivers:
-            return None  # NVML would show none of them, and opening it may load modules
+            return []  # NVML would show none of them, and opening it may load modules
         nvml = await self.ports.nvml.read()
         if not isinstance(nvml, Known):
-            return "GpusUnknown", f"the GPUs' processes cannot be read: {nvml.reason}"
-        for address in gpus:
-            gpu = nvml.value.gpus.get(address)
-            if not isinstance(gpu, Known):
-                continue  # not on nvidia yet, or lost: the binding and the conditions say so
-            pids, used = value_or(gpu.value.pids, ()), value_or(gpu.value.memory_used, 0)
-            if pids:
-                return "StillHeld", f"{address} still has processes: pids {', '.join(map(str, pids))}"
-            if used > IDLE_MEMORY_MIB:
-                return "StillHeld", f"{address} still holds {used} MiB without a visible process"
-            if value_or(gpu.value.utilization, 0) >= 100:
-                return (
-                    "GpuWedged",
-                    f"{address} is 100 % busy without a process: only a reset or a reboot ends that",
-                )
-        return None
+            return [("GpusUnknown", f"the GPUs' processes cannot be read: {nvml.reason}")]
+        # Others are not on nvidia yet, or lost: the binding and the conditions say so.
+        seen = {a: g.value for a, g in nvml.value.gpus.items() if a in gpus and isinstance(g, Known)}
+        return busy(seen)
 
     async def render(self, name: str, service: Service, revision: Revision) -> None:
         """Write what differs, read it back; reload systemd where it has not read that yet.
@@ -212,3 +202,23 @@ class Lifecycle:
             problem = check_answer(prompt, answer.text, answer.tokens, answer.finish)
             if problem:
                 raise PhaseFailedError("SmokeFailed", f"{prompt.ask!r}: {problem}")
+
+
+def busy(gpus: Mapping[str, Gpu]) -> list[tuple[str, str]]:
+    """(reason, message) of everything on these GPUs that keeps a service from starting; a wedged GPU comes last."""
+    found: list[tuple[str, str]] = []
+    users: dict[int, list[str]] = {}
+    wedged = []
+    for address, gpu in sorted(gpus.items()):
+        pids, used = value_or(gpu.pids, ()), value_or(gpu.memory_used, 0)
+        for pid in pids:
+            users.setdefault(pid, []).append(address)
+        if isinstance(gpu.pids, Unknown):
+            found.append(("GpusUnknown", f"the processes on {address} cannot be read: {gpu.pids.reason}"))
+        elif not pids and used > IDLE_MEMORY_MIB:
+            found.append(("StillHeld", f"{address} still holds {used} MiB without a visible process"))
+        elif not pids and value_or(gpu.utilization, 0) >= 100:
+            message = f"{address} is 100 % busy without a process: only a reset or a reboot ends that"
+            wedged.append(("GpuWedged", message))
+    named = [("StillHeld", f"pid {pid} still uses {', '.join(users[pid])}") for pid in sorted(users)]
+    return [*named, *found, *wedged]

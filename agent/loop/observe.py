@@ -15,9 +15,9 @@ from agent.core.observation import (
 )  # fmt: skip
 from agent.core.render import DROP_IN, port_of
 from agent.core.selection import select
-from agent.core.spec import GpuHost, Service, target_name
-from agent.kinds.rebind import UDEV_RULES
+from agent.core.spec import GpuHost, Service, Spec, target_name
 from agent.kinds.platform import MODPROBE_CONF
+from agent.kinds.rebind import UDEV_RULES
 from agent.loop.health import HealthProbe
 from agent.ports import Ports, TargetPort
 
@@ -52,7 +52,7 @@ class Observer:
             self._holders(addresses),
             self._host_files(),
             self._units("host", (*spec.policy.quiesce, *memory.stopped_units)),
-            self._targets({target_name(s.target) for s in spec.services.values()}),
+            self._targets(_places(spec, nvml)),
             self._services(spec.services),
         )
         return Observation(platform, pci, nvml, holders, quiesced, targets, services, files, events)
@@ -167,6 +167,12 @@ class Observer:
         if isinstance(fact, Known):
             return Known(fact.value) if fact.value is not None else Absent("its main process has gone")
         return fact if isinstance(fact, Unknown) else Absent()
+
+
+def _places(spec: Spec, nvml: Fact[Nvml]) -> set[str]:
+    """The services' targets; and the host's own user space when NVML fails there, for it may be its version."""
+    places = {target_name(s.target) for s in spec.services.values()}
+    return places | {"host"} if isinstance(nvml, Unknown) else places
 
 
 def _text(fact: Fact[str | None]) -> Fact[str]:

@@ -130,6 +130,7 @@ class Publisher:
     def last_words(self, sentence: str, *, trusted: bool) -> None:
         """The agent stops, or a pass failed: the last status with that sentence, no longer ready unless trusted."""
         if self._status is None:
+            self._tell(sentence)
             return
         last = self._status.last_pass
         update: dict[str, object] = {
@@ -149,5 +150,8 @@ class Publisher:
     def _write(self, status: Status, line: str) -> None:
         self._status, self._shown = status, ()
         write_atomic(self.path, status.model_dump_json().encode(), mode=0o644, sync=False)
+        self._tell(line)
+
+    def _tell(self, line: str) -> None:
         prefix = "SIMULATED: " if self.simulated else ""
         self.notify.send(f"STATUS={prefix}{line}"[:400].replace("\n", " "))

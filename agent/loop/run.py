@@ -12,6 +12,7 @@ from agent.ports import NotifyPort
 
 STOP_PATIENCE = 90.0  # seconds that an action in hand may take to finish after SIGTERM
 FAILED_PASS_PAUSE = 5.0
+ALIVE_EVERY = 5.0  # real seconds of work in one pass before it counts as a sign of life, and between two of them
 EXTEND_START = 120_000_000  # microseconds, asked for at every sign of life before READY
 Watch = Callable[[asyncio.Event], AsyncIterator[None]]
 
@@ -46,6 +47,7 @@ class Daemon:
     log: Callable[..., None]
     _stop: asyncio.Event = field(default_factory=asyncio.Event)
     _ready: bool = False
+    _alive_at: float = 0.0  # loop time of the last sign of life, or of the beginning of the pass
 
     async def run(self) -> None:
         """Until SIGTERM or SIGINT. SIGHUP asks for a pass at once."""
@@ -69,9 +71,13 @@ class Daemon:
         self._stop.set()
 
     def progress(self, text: str) -> None:
-        """A sign of life from inside a pass: work that has a deadline and has not passed it."""
+        """Work inside a pass that has a deadline and has not passed it.
+
+        A sign of life only where it takes long: a pass that soon fails must not feed the watchdog on its way.
+        """
         self.reconciler.publisher.activity(text)
-        self._alive()
+        if asyncio.get_running_loop().time() - self._alive_at >= ALIVE_EVERY:
+            self._alive()
 
     def _signals(self) -> None:
         loop = asyncio.get_running_loop()
@@ -82,6 +88,8 @@ class Daemon:
     def _reload(self) -> None:
         self.notify.send(f"RELOADING=1\nMONOTONIC_USEC={time.clock_gettime_ns(time.CLOCK_MONOTONIC) // 1000}")
         self.triggers.fire("SIGHUP")
+        if self.reconciler.executor.interruptible:
+            self._say_ready()  # a trial goes on, longer than systemd waits for a reload; the pass comes after it
 
     async def _follow(self) -> None:
         """Spec saved, request left: look whether the content changed, and ask for a pass."""
@@ -119,6 +127,7 @@ class Daemon:
 
     async def _guarded(self, trigger: str, stopper: "asyncio.Task[bool]") -> PassResult | None:
         """One pass that may fail without ending the loop; None then, and no sign of life is given."""
+        self._alive_at = asyncio.get_running_loop().time()
         task = asyncio.create_task(self.reconciler.run_pass(trigger))
         await asyncio.wait({task, stopper}, return_when=asyncio.FIRST_COMPLETED)
         if not task.done():
@@ -148,6 +157,7 @@ class Daemon:
         await asyncio.gather(task, return_exceptions=True)
 
     def _alive(self) -> None:
+        self._alive_at = asyncio.get_running_loop().time()
         self.notify.send("WATCHDOG=1")
         if not self._ready:
             self.notify.send(f"EXTEND_TIMEOUT_USEC={EXTEND_START}")

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from agent.core.errors import SpecError
+from agent.core.memory import Identity
 from agent.core.spec import GpuHost
 from agent.core.spec_load import LoadedSpec, load
 from agent.loop.journal import Journal
@@ -85,10 +86,19 @@ class Specs:
         # and gate themselves and so outlive it.
         self.store.update(
             generation=generation, spec_digest=loaded.digest, failures={}, retry_after={}, errors={}, terminal={},
-            grant=None, approved="", identities=memory.identities if before and _selects(before) == _selects(loaded.spec) else {},
+            grant=None, approved="", identities=_kept(memory.identities, before, loaded.spec),
         )  # fmt: skip
 
 
+def _kept(known: dict[str, Identity], before: GpuHost | None, after: GpuHost) -> dict[str, Identity]:
+    """Only a person who names the cards anew has looked at where they are now: then places are learned anew.
+
+    Which UUID belongs to which serial number stays known: a card on vfio-pci shows only the serial number.
+    """
+    if before is not None and _selects(before) == _selects(after):
+        return known
+    return {f"serial {i.serial}": i for i in known.values() if i.serial and i.uuid}
+
+
 def _selects(host: GpuHost) -> dict[str, object]:
-    """Only a person who names the cards anew has looked at where they are now: then they are learned anew."""
     return {name: group.select for name, group in host.spec.gpus.items()}

@@ -19,16 +19,13 @@ from agent.core.spec import Service
 from agent.core.trial import (
     PROVE_PHASES, RESTORE_PHASES, TRIAL_PHASES, PhaseResult, Step, TrialState, after_restore, deadline_of, next_step,
 )  # fmt: skip
+from agent.loop.deadline import SupersededError, within
 from agent.loop.journal import Journal
 from agent.loop.lifecycle import Lifecycle, PhaseFailedError
 from agent.loop.store import Store
 
 Mode = Literal["trial", "prove"]
-PULSE = 10.0  # real seconds between signs of life in a silent phase
-
-
-class SupersededError(Exception):
-    """The spec was edited while a phase ran."""
+KILL_GRACE = 60.0  # seconds for SIGKILL to take effect, beyond the time a stop may take
 
 
 @dataclass(slots=True)
@@ -58,13 +55,25 @@ class Trials:
         service = resolve(inputs).services[name]
         gate, steps = service.service.gate, self.lifecycle
         try:
-            self.progress(f"{name}: draining")
-            await steps.drain(service.service, gate.drain_timeout)
-            self.progress(f"{name}: stopping")
-            await steps.stop(service.service, gate.stop_timeout)
-            await steps.assert_stopped(service.service, service.gpus)
+            with contextlib.suppress(TimeoutError):  # drained or not, it is stopped now
+                await self._step(
+                    name, "drain", gate.drain_timeout + 10.0, steps.drain(service.service, gate.drain_timeout)
+                )
+            stop = steps.stop(service.service, gate.stop_timeout)
+            await self._step(name, "stop", gate.stop_timeout + KILL_GRACE, stop)
+            await self._step(
+                name, "assert-stopped", 60.0, steps.assert_stopped(service.service, service.gpus)
+            )
         except PhaseFailedError as error:
             raise TransientError(f"{name}: {error}", reason=error.reason) from error
+
+    async def _step(self, name: str, phase: Phase, limit: float, work: Coroutine[Any, Any, None]) -> None:
+        """A phase outside a trial: an edit of the spec does not end it, its deadline does."""
+        self.progress(f"{name}: {phase}")
+        try:
+            await within(limit, work, self.lifecycle.ports.clock, lambda: self.progress(""))
+        except TimeoutError as error:
+            raise TimeoutError(f"{name}: {phase} was not done within {limit:g} s") from error
 
     async def run(self, name: str, mode: Mode) -> TrialRecord:
         inputs = await self.look()
@@ -139,7 +148,7 @@ class _Trial:
     async def _phase(self, phase: Phase, revision: Revision, label: str = "") -> PhaseResult:
         gate = self.service.gate
         limit = deadline_of(
-            phase, start=gate.start_timeout, drain=gate.drain_timeout, stop=gate.stop_timeout + 60.0,
+            phase, start=gate.start_timeout, drain=gate.drain_timeout, stop=gate.stop_timeout + KILL_GRACE,
             benchmark=gate.benchmark.timeout,
         )  # fmt: skip
         self._remember(revision, phase)
@@ -152,7 +161,10 @@ class _Trial:
         result: PhaseResult = "ok"
         detail = ""
         try:
-            detail = await self._bounded(self._do(phase, revision), limit) or ""
+            said = await within(
+                limit, self._do(phase, revision), clock, self._alive, self.trials.edited
+            )
+            detail = said or ""
         except SupersededError:
             result, detail = "superseded", "the spec was edited"
             self.failure = ("Superseded", "the spec was edited during the trial")
@@ -178,30 +190,8 @@ class _Trial:
         )
         return result
 
-    async def _bounded(self, work: Coroutine[Any, Any, str | None], seconds: float) -> str | None:
-        """The phase, its deadline and a spec edit, whichever comes first."""
-        clock = self.trials.lifecycle.ports.clock
-        task = asyncio.ensure_future(work)
-        timer = asyncio.ensure_future(clock.sleep(seconds))
-        edited = asyncio.ensure_future(self.trials.edited.wait())
-        pulse = asyncio.ensure_future(self._pulse())
-        try:
-            await asyncio.wait({task, timer, edited}, return_when=asyncio.FIRST_COMPLETED)
-            if task.done():
-                return task.result()
-            if edited.done():
-                raise SupersededError
-            raise TimeoutError
-        finally:
-            for other in (task, timer, edited, pulse):
-                other.cancel()
-            await asyncio.gather(task, timer, edited, pulse, return_exceptions=True)
-
-    async def _pulse(self) -> None:
-        """A phase may be long and silent: as long as its deadline runs, the agent is alive and says so."""
-        while True:
-            await asyncio.sleep(PULSE)
-            self.trials.progress("")
+    def _alive(self) -> None:
+        self.trials.progress("")
 
     async def _do(self, phase: Phase, revision: Revision) -> str | None:
         steps, service = self.trials.lifecycle, self.service
@@ -357,7 +347,7 @@ class _Trial:
             self.failure = cause
             return self._finish(failed, outcome, restored=good.revision.id)
         if outcome == "superseded":
-            return self._finish(failed, outcome)
+            return self._finish(good.revision, outcome)  # it may run by now, and nothing has proved that start
         message = f"{cause[1]}; and the last good revision did not come back: {self.failure[1]}"
         self.failure = ("RollbackFailed", message)
         await self._stop_quietly()
@@ -366,8 +356,11 @@ class _Trial:
 
     async def _stop_quietly(self) -> None:
         """Stop what must not go on running; what stands in the way of that is found by the next pass."""
+        steps, allowed = self.trials.lifecycle, self.service.gate.stop_timeout
         with contextlib.suppress(PhaseFailedError, OSError):
-            await self.trials.lifecycle.stop(self.service, self.service.gate.stop_timeout)
+            await within(
+                allowed + KILL_GRACE, steps.stop(self.service, allowed), steps.ports.clock, self._alive
+            )
 
     def _remember(self, revision: Revision, phase: Phase) -> None:
         record = self._record(revision).model_copy(update={"phase": phase})

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from agent.sim import kernel, systemd
+from agent.sim.initial import renumber
 from agent.sim.merge import patched
 from agent.sim.scenario import CALLS, Do, Event, LogEntry, SpecEdit, UnitDies
 from agent.sim.state import UnitEnd
@@ -66,12 +67,12 @@ def _do(world: "World", do: Do) -> None:
         line = entry if isinstance(entry, LogEntry) else LogEntry(text=entry)
         world.log(line.text, line.repeat)
     if do.reboot is not None:
-        world.state = kernel.reboot(world, do.reboot)
+        world.state = kernel.reboot(world, do.reboot, do.renumber or {})
         systemd.boot(world)
         apply_set(world, do.reboot.set)
     apply_set(world, do.set or {})
-    if do.renumber:
-        kernel.renumber(world.state, do.renumber)
+    if do.renumber and do.reboot is None:
+        renumber(world.state, do.renumber)
     for address in do.rescan or ():
         kernel.rescan(world, address)
     if do.unit_dies is not None:

@@ -136,9 +136,16 @@ def set_boot_domains(state: WorldState) -> None:
     state.groups = {number: GroupState(type=domain) for number in sorted(numbers)}
 
 
-def booted(state: WorldState, profile: Profile, cmdline: list[str] | None = None) -> WorldState:
-    """The host after a boot: hardware and kernel from the profile, files and command line from the disk."""
+def booted(
+    state: WorldState, profile: Profile, cmdline: list[str] | None, moved: dict[str, str]
+) -> WorldState:
+    """The host after a boot: hardware and kernel from the profile, files and command line from the disk.
+
+    ``moved``: buses that this boot numbers anew; udev rules see the new addresses, and virtual machines keep theirs.
+    """
     fresh = initial_state(profile)
+    buses = {old: moved.get(now, now) for old, now in state.buses.items()}
+    renumber(fresh, {**{old: now for old, now in moved.items() if old not in state.buses}, **buses})
     fresh.cmdline = list(cmdline if cmdline is not None else state.cmdline)
     fresh.module_options = list(state.module_options)
     fresh.boots = state.boots + 1
@@ -174,6 +181,26 @@ def _kept() -> tuple[str, ...]:
         "spec_edits",
         "version",
     )
+
+
+def renumber(state: WorldState, buses: dict[str, str]) -> None:
+    """Cards show up under other bus numbers, as after a card was added: domain and bus, old to new."""
+
+    def moved(address: str) -> str:
+        return buses.get(address[:7], address[:7]) + address[7:]
+
+    state.buses = {old: buses.get(now, now) for old, now in state.buses.items()} | {
+        old: now for old, now in buses.items() if old not in state.buses
+    }
+    state.functions = {moved(a): f for a, f in state.functions.items()}
+    state.gpus = {moved(a): g for a, g in state.gpus.items()}
+    for function in state.functions.values():
+        function.bridges = [moved(bridge) for bridge in function.bridges]
+    for vm in state.vms.values():
+        vm.functions = [moved(address) for address in vm.functions]
+    for target in state.targets.values():
+        for unit in target.units.values():
+            unit.gpus = [moved(address) for address in unit.gpus]
 
 
 _UDEV_ADDRESS = re.compile(r'KERNEL=="([^"]+)"')

@@ -273,22 +273,5 @@ def vm_stop(world: "World", name: str) -> None:
             pending.done_at = 0.0
 
 
-def reboot(world: "World", how: Reboot) -> WorldState:
-    return booted(world.state, world.profile, list(how.cmdline) if how.cmdline is not None else None)
-
-
-def renumber(state: WorldState, buses: dict[str, str]) -> None:
-    """Cards show up under other bus numbers, as after a card was added: domain and bus, old to new."""
-
-    def moved(address: str) -> str:
-        return buses.get(address[:7], address[:7]) + address[7:]
-
-    state.functions = {moved(a): f for a, f in state.functions.items()}
-    state.gpus = {moved(a): g for a, g in state.gpus.items()}
-    for function in state.functions.values():
-        function.bridges = [moved(bridge) for bridge in function.bridges]
-    for vm in state.vms.values():
-        vm.functions = [moved(address) for address in vm.functions]
-    for target in state.targets.values():
-        for unit in target.units.values():
-            unit.gpus = [moved(address) for address in unit.gpus]
+def reboot(world: "World", how: Reboot, moved: dict[str, str]) -> WorldState:
+    return booted(world.state, world.profile, list(how.cmdline) if how.cmdline is not None else None, moved)

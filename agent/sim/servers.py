@@ -43,7 +43,7 @@ class Servers:
         self._world = world
         self._children: dict[Key, Child] = {}
         self._folder: tempfile.TemporaryDirectory[str] | None = None
-        self._refused: socket.socket | None = None
+        self._dead_ends: dict[bool, socket.socket] = {}
 
     def url(self, target_name: str, port: int) -> str:
         """Where that port of the target answers; an address that refuses connections when nothing has it."""
@@ -54,10 +54,18 @@ class Servers:
                 child = self._child((target_name, name), unit) if started.port == port else None
                 if child is not None:
                     return child.url
-        if self._refused is None:
-            self._refused = socket.socket()
-            self._refused.bind(("127.0.0.1", 0))  # bound and never listening
-        return f"http://127.0.0.1:{self._refused.getsockname()[1]}"
+        orphans = [o for unit in target.units.values() for o in unit.orphans] if target is not None else []
+        return self._dead_end(taken=any(orphan.port == port for orphan in orphans))
+
+    def _dead_end(self, *, taken: bool) -> str:
+        """An address that refuses connections, or one of an orphan that has the port and never answers."""
+        end = self._dead_ends.get(taken)
+        if end is None:
+            end = self._dead_ends[taken] = socket.socket()
+            end.bind(("127.0.0.1", 0))
+            if taken:
+                end.listen(64)
+        return f"http://127.0.0.1:{end.getsockname()[1]}"
 
     def _child(self, key: Key, unit: UnitState) -> Child | None:
         child = self._children.get(key)
@@ -176,9 +184,8 @@ class Servers:
     def close(self) -> None:
         for key in list(self._children):
             self.end(*key)
-        if self._refused is not None:
-            self._refused.close()
-            self._refused = None
+        while self._dead_ends:
+            self._dead_ends.popitem()[1].close()
         if self._folder is not None:
             self._folder.cleanup()
             self._folder = None

@@ -225,6 +225,9 @@ class WorldState(SimModel):
     kernel_log: list[LogLine] = []
     next_pid: int = 40000
     boots: int = 1
+    buses: dict[str, str] = Field(
+        default={}, description="Where buses of the profile are now, if they have moved."
+    )
 
     epoch_real: float = 0.0
     epoch_sim: float = 0.0

@@ -20,7 +20,7 @@ from pydantic import ValidationError
 from agent.sim import events, kernel, systemd
 from agent.sim.clock import SimClock
 from agent.sim.faults import Faults, broken
-from agent.sim.initial import initial_state
+from agent.sim.initial import initial_state, renumber
 from agent.sim.merge import patched
 from agent.sim.profile import Profile
 from agent.sim.scenario import Fault, Scenario, SpecEdit
@@ -92,7 +92,7 @@ class World:
         if self.scenario.set:
             self.state = patched(self.state, self.scenario.set, "scenario")
         if self.scenario.renumber:
-            kernel.renumber(self.state, self.scenario.renumber)
+            renumber(self.state, self.scenario.renumber)
         systemd.settle(self)
         self._save()
         return self.state

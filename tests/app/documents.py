@@ -64,7 +64,7 @@ def benchmark(*, simulated: bool = False, **changes: Any) -> BenchmarkResult:
 
 
 def service(*, simulated: bool = False, **changes: Any) -> ServiceStatus:
-    argv = ("/opt/ml-env/bin/python3", "-m", "sglang.launch_server")
+    argv: tuple[str, ...] = ("/opt/ml-env/bin/python3", "-m", "sglang.launch_server")
     argv += tuple(word for name, value in ARGS.items() for word in (f"--{name}", value))
     said = {
         f"args.{n}": Provenance(value=v, source="spec", reason="the spec says so") for n, v in ARGS.items()
@@ -298,7 +298,7 @@ def hostile() -> Status:
     )  # fmt: skip
 
 
-def dumped(status: Status) -> dict[str, Any]:
+def dumped(status: Status | ServiceStatus) -> dict[str, Any]:
     """As the file holds it. Lone surrogates cannot be in a file, so they stay out of the dump."""
     document = json.loads(json.dumps(status.model_dump(mode="json", warnings=False)))
     assert isinstance(document, dict)

@@ -42,7 +42,9 @@ def test_a_fact_says_whether_it_is_known_absent_or_unknown():
 def test_the_data_does_not_depend_on_the_order_of_mappings():
     pci = full().pci
     assert isinstance(pci, Known)
-    turned = Pci(dict(reversed(pci.value.functions.items())), pci.value.groups, pci.value.pending_unbinds)
+    turned = Pci(
+        dict(reversed(list(pci.value.functions.items()))), pci.value.groups, pci.value.pending_unbinds
+    )
     one = json.dumps(observation_to_dict(full()))
     other = json.dumps(observation_to_dict(Observation(pci=Known(turned))))
     assert json.loads(other)["pci"] == json.loads(one)["pci"]

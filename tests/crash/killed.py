@@ -7,33 +7,42 @@ import tempfile
 import traceback
 import warnings
 from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
 from pathlib import Path
-from typing import Any, Literal, NoReturn
+from typing import Any, Literal
 
 import pytest
 
+from agent.core.memory import Memory
 from agent.loop.journal import Journal
+from agent.loop.store import Store
 from agent.sim.faults import Fault
 from agent.sim.profile import load_profile
 from agent.sim.world import World
 from tests.rig import Rig, recipe, rig
 
-# One short level; the deadlines of the trial are long enough for a busy machine at this compression.
-FACTOR = 100.0
-QUICK = {"gate": {"benchmark": {"concurrency": [1], "outputTokens": 500}}}
-# The floor lies between the full and the halved speed: a busy machine can only make the slow one slower.
-SLOWER = {"gate": QUICK["gate"] | {"require": {"1": ">= 80 tok/s"}}, "args": {"disable-cuda-graph": True}}
-AS_FOUND = recipe(services={"qwen": QUICK})
+# One short level, and a model that loads in no time. At this compression the shortest deadline of a trial is still a
+# good part of a second.
+FACTOR = 150.0
+LOAD_SECONDS = 2.0
+QUICK = {
+    "benchmark": {"concurrency": [1], "outputTokens": 1200},
+    "regression": {"throughput": "90%", "latencyP50": "900%", "latencyP95": "900%"},
+}
+# The floor alone decides: it lies between the full and the halved speed, of which a test of some tenths of a second can
+# tell one from the other also on a busy machine.
+SLOWER = {"gate": {**QUICK, "require": {"1": ">= 80 tok/s"}}, "args": {"disable-cuda-graph": True}}
+AS_FOUND = recipe(services={"qwen": {"gate": QUICK}})
 EDITED = recipe(services={"qwen": SLOWER})
 LONGEST = 60  # real seconds after which a child that hangs is ended by SIGALRM
 
-When = Literal["entry-written", "entry-not-written", "effect-not-begun"]
+When = Literal["entry-written", "effect-not-begun", "memory-not-saved"]
 
 
-def type_host(root: Path, spec: str) -> Any:
-    """The rig on the type host, whose model loads in no time."""
+def type_host(root: Path, spec: str) -> AbstractAsyncContextManager[Rig]:
+    """The rig on the type host."""
     profile = load_profile("esc8000a")
-    serving = profile.serving.model_copy(update={"load_seconds": 2.0})
+    serving = profile.serving.model_copy(update={"load_seconds": LOAD_SECONDS})
     return rig(root, spec=spec, profile=profile.model_copy(update={"serving": serving}), factor=FACTOR)
 
 
@@ -44,37 +53,41 @@ async def converged(root: Path, spec: str) -> None:
 
 def killed(root: Path, spec: str, when: When, number: int) -> bool:
     """Converge in a child that is killed at the ``number``-th such instant; False when it never came to that."""
+
+    def child() -> None:
+        with pytest.MonkeyPatch.context() as patch:
+            _arm(patch, when, _countdown(number))
+            asyncio.run(converged(root, spec))
+
+    return wait(fork(child, root / "victim.txt"), root / "victim.txt") == -signal.SIGKILL
+
+
+def fork(work: Callable[[], None], notes: Path) -> int:
+    """The process id of a child that does this and nothing else; what it raises is written to ``notes``."""
     with warnings.catch_warnings():
         # Test runners have a thread that reads their orders. The child uses nothing of theirs and never returns.
         warnings.simplefilter("ignore", DeprecationWarning)
         pid = os.fork()
-    if pid == 0:
-        _child(root, spec, when, number)
-    _, status = os.waitpid(pid, 0)
-    if os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL:
-        return True
-    assert status == 0, f"the child ended with {status}: " + _last_words(root).read_text()
-    return False
-
-
-def _last_words(root: Path) -> Path:
-    return root / "child.txt"
-
-
-def _child(root: Path, spec: str, when: When, number: int) -> NoReturn:
+    if pid:
+        return pid
     code = 1
     try:
         signal.alarm(LONGEST)
-        _last_words(root).write_text("it hung")
-        tempfile.tempdir = str(root)  # what a killed process leaves behind stays with the test
-        with pytest.MonkeyPatch.context() as patch:
-            _arm(patch, when, _countdown(number))
-            asyncio.run(converged(root, spec))
+        notes.write_text("it hung")
+        tempfile.tempdir = str(notes.parent)  # what a killed process leaves behind stays with the test
+        work()
         code = 0
     except BaseException:
-        _last_words(root).write_text(traceback.format_exc())
+        notes.write_text(traceback.format_exc())
     finally:
         os._exit(code)
+
+
+def wait(pid: int, notes: Path) -> int:
+    """0, or minus the signal that killed the child. Fails with the child's own words when it failed."""
+    code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    assert code in {0, -signal.SIGKILL}, f"child ended with {code}: {notes.read_text()}"
+    return code
 
 
 def _countdown(number: int) -> Callable[[], None]:
@@ -90,22 +103,26 @@ def _countdown(number: int) -> Callable[[], None]:
 
 
 def _arm(patch: pytest.MonkeyPatch, when: When, tick: Callable[[], None]) -> None:
-    append, enter = Journal.append, World.enter
+    append, save, enter = Journal.append, Store.save, World.enter
 
     def killing_append(self: Journal, at: float, event: str, **fields: Any) -> None:
-        if when == "entry-not-written":
-            tick()
         append(self, at, event, **fields)
-        if when == "entry-written":
+        tick()
+
+    def killing_save(self: Store, memory: Memory) -> None:
+        if memory != self.memory:
             tick()
+        save(self, memory)
 
     async def killing_enter(self: World, call: str, *about: str, write: str = "") -> Fault | None:
-        if when == "effect-not-begun" and write:
+        if write:
             tick()
         return await enter(self, call, *about, write=write)
 
-    patch.setattr(Journal, "append", killing_append)
-    patch.setattr(World, "enter", killing_enter)
-
-
-__all__ = ["AS_FOUND", "EDITED", "Rig", "When", "converged", "killed", "type_host"]
+    match when:
+        case "entry-written":
+            patch.setattr(Journal, "append", killing_append)
+        case "memory-not-saved":
+            patch.setattr(Store, "save", killing_save)
+        case "effect-not-begun":
+            patch.setattr(World, "enter", killing_enter)

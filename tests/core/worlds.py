@@ -1,0 +1,124 @@
+"""Generated hosts: a spec over the eight cards, a starting point, and a few faults."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from hypothesis import strategies as st
+
+from agent.core.inputs import Inputs
+from agent.core.spec import GpuHost
+from agent.core.spec_checks import cross_check
+from tests.core import build
+from tests.core.build import FIRST, GPUS, LAST, Change, audio_of, made, serial_of, spec, uuid_of
+from tests.core.faults import EXPORTER, FAULTS, PERSISTENCED
+from tests.core.verdicts import rules_written
+
+DRIVERS = {"inference": "nvidia", "second": "nvidia", "confidential": "vfio-pci"}
+FaultDraw = tuple[str, str, int]
+
+
+@dataclass(frozen=True)
+class World:
+    """Inputs, how they came about, and which driver each named card must have, by its UUID."""
+
+    inputs: Inputs
+    drawn: tuple[Any, ...]
+    wanted: dict[str, str]
+
+    def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
+        """How hypothesis shows an example: by the draws that made it, not by a page of facts."""
+        printer.text("World(" + ", ".join(map(str, self.drawn)) + ")")
+
+
+def _selector(address: str, style: str) -> object:
+    return {
+        "address": address,
+        "uuid": {"uuid": uuid_of(address)},
+        "serial": {"serial": serial_of(address)},
+        "slot": {"slot": str(GPUS.index(address) + 1)},
+    }[style]
+
+
+@st.composite
+def specs(draw: st.DrawFn) -> tuple[GpuHost, dict[str, str], dict[str, Any]]:
+    """A spec that the checks accept, and the driver that it wants for each card."""
+    groups = draw(
+        st.lists(st.sampled_from(["", "inference", "second", "confidential", "confidential"]), min_size=8, max_size=8)
+        | st.just(["inference"] * 4 + ["confidential"] * 4)
+    )
+    style = draw(st.sampled_from(["address", "uuid", "serial", "slot", "numa"]))
+    owner = dict(zip(GPUS, groups, strict=True))
+    select: dict[str, Any] = {
+        name: [_selector(a, style if style != "numa" else "address") for a in GPUS if owner[a] == name]
+        for name in DRIVERS
+        if name in groups
+    }
+    if style == "numa":
+        owner = {a: "inference" if a in FIRST else "confidential" for a in GPUS if a not in (FIRST[3], LAST[3])}
+        select = {"inference": {"numaNode": 0, "count": 3}, "confidential": {"numaNode": 1, "count": 3}}
+    sections = _sections(draw, select)
+    host = spec(**sections)
+    assert not cross_check(host.spec)
+    wanted = {uuid_of(a): DRIVERS[name] for a, name in owner.items() if name}
+    return host, wanted, sections
+
+
+def _sections(draw: st.DrawFn, select: dict[str, Any]) -> dict[str, Any]:
+    settings = draw(st.sampled_from([{}, {"persistenceMode": True}, {"powerLimit": "450W"}]))
+    gpus = {
+        name: {"select": chosen, "driver": DRIVERS[name], "settings": settings if DRIVERS[name] == "nvidia" else {}}
+        for name, chosen in select.items()
+    }
+    names = draw(st.sets(st.sampled_from([n for n in select if DRIVERS[n] == "nvidia"] or [""])))
+    services = {
+        f"serve-{name}": {
+            **build.SERVICE,
+            "gpus": name,
+            "unit": build.UNIT if name == "inference" else "sglang-second.service",
+            "target": draw(st.sampled_from(["host", {"lxc": 129}])),
+            "args": {"model-path": "/models/qwen", "port": 30000 + len(name)},
+            "p2p": draw(st.sampled_from(["auto", "off", "required"])),
+            "gate": {"onFailure": draw(st.sampled_from(["rollback", "hold"]))},
+        }
+        for name in sorted(names - {""})
+    }
+    quiesce = draw(st.sampled_from([[], [EXPORTER], [EXPORTER, PERSISTENCED]]))
+    platform = draw(
+        st.sampled_from(
+            [
+                {},
+                {"sevSnp": "enabled", "iommu": "translated", "kernelArgs": {"forbid": ["iommu=pt", "vfio-pci.ids=*"]}},
+                {"iommu": "passthrough", "sevSnp": "disabled", "nvidiaDriver": "590.48.01"},
+                {"modules": {"nvidia_uvm": {"uvm_disable_hmm": 1}}, "kernelArgs": {"require": ["pcie_aspm=off"]}},
+            ]
+        )
+    )
+    return {"policy": {"quiesce": quiesce}, "platform": platform, "gpus": gpus, "services": services}
+
+
+def _start(name: str, wanted: dict[str, str]) -> Change:
+    """Where the host stands before the faults: as found, idle, split as wanted, or all cards given away."""
+    every = tuple(a for gpu in GPUS for a in (gpu, audio_of(gpu)))
+    if name == "found":
+        return lambda inputs: inputs
+
+    def change(inputs: Inputs) -> Inputs:
+        inputs = made(inputs, *(build.stopped(n) for n in inputs.spec.services), build.idle(*every))
+        given = GPUS if name == "given" else [a for a in GPUS if wanted.get(uuid_of(a)) == "vfio-pci"]
+        return inputs if name == "idle" else made(inputs, build.on("vfio-pci", *given), rules_written)
+
+    return change
+
+
+faults = st.tuples(st.sampled_from(sorted(FAULTS)), st.sampled_from(GPUS), st.integers(0, 3))
+
+
+@st.composite
+def worlds(draw: st.DrawFn, most: int = 6) -> World:
+    host, wanted, sections = draw(specs())
+    start = draw(st.sampled_from(["found", "idle", "split", "given"]))
+    chosen: list[FaultDraw] = draw(st.lists(faults, max_size=most))
+    inputs = made(build.type_host(host), _start(start, wanted))
+    for name, address, variant in chosen:
+        inputs = FAULTS[name](address, variant)(inputs)
+    return World(inputs, (sections, start, *chosen), wanted)
