@@ -2,6 +2,7 @@
 
 from agent.app.paths import Paths
 from agent.app.wiring import NOT_ACTING, Choice, open_host
+from agent.core.errors import SpecError
 from agent.core.inputs import Inputs
 from agent.core.laws import check_plan
 from agent.core.memory import Memory
@@ -14,14 +15,16 @@ from agent.kinds import ALL
 from agent.loop.absorb import absorb
 from agent.loop.health import HealthProbe
 from agent.loop.observe import Observer
+from agent.loop.specs import adopt
 
 EMPTY_SPEC = {"apiVersion": "gpu-host/v1", "kind": "GpuHost", "metadata": {"name": "none"}, "spec": {}}
 
 
 async def plan_only(choice: Choice, paths: Paths) -> tuple[Plan, str]:
     """The plan for the spec file as it is now, and why it would not be executed ("" when it would)."""
-    host = load(paths.spec.read_text(encoding="utf-8"), str(paths.spec)).spec
-    memory = _memory(paths)
+    loaded = load(paths.spec.read_text(encoding="utf-8"), str(paths.spec))
+    host, memory = loaded.spec, _memory(paths)
+    memory = adopt(memory, _in_force(paths), loaded)
     obs, simulated, now = await _observe(choice, paths, host, memory)
     inputs = Inputs(host, memory.generation, obs, absorb(memory, obs, now), now, bool(simulated))
     plan = plan_all(ALL, inputs)
@@ -48,7 +51,7 @@ async def observe_only(choice: Choice, paths: Paths) -> tuple[Observation, str]:
     """Every fact of this host; with a spec that can be read, also its targets and services."""
     try:
         host = load(paths.spec.read_text(encoding="utf-8"), str(paths.spec)).spec
-    except (OSError, ValueError):
+    except (OSError, UnicodeDecodeError, SpecError):
         host = GpuHost.model_validate(EMPTY_SPEC)
     obs, simulated, _ = await _observe(choice, paths, host, _memory(paths))
     return obs, simulated
@@ -65,6 +68,15 @@ async def _observe(
         await health.close()
         if simulation is not None:
             await simulation.close()
+
+
+def _in_force(paths: Paths) -> GpuHost | None:
+    """The spec that the daemon accepted last, if one ever was."""
+    accepted = paths.state / "spec.accepted.yaml"
+    try:
+        return load(accepted.read_text(encoding="utf-8"), str(accepted)).spec
+    except (OSError, SpecError):
+        return None
 
 
 def _memory(paths: Paths) -> Memory:

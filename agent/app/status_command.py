@@ -22,7 +22,9 @@ def status(paths: Paths, output: str) -> int:
         text = render_yaml(document)
     else:
         color = use_color(sys.stdout)
-        text = render_status(document, wide=output == "wide", color=color, now=now, alive=alive, width=width())
+        text = render_status(
+            document, wide=output == "wide", color=color, now=now, alive=alive, width=width()
+        )
     print(encodable(text, sys.stdout))
     # A truth that nobody watches over is a stale one, however young it is.
     return exit_code(document, now, alive=alive)

@@ -139,6 +139,15 @@ class Lifecycle:
             await target.install_secrets(SECRETS.format(service=name), revision.secrets)
         if wrote or (await target.unit(service.unit)).needs_reload:
             await target.daemon_reload()
+            await self._still_has_gpus(service)
+
+    async def _still_has_gpus(self, service: Service) -> None:
+        nvml = (await self.target(service).facts()).nvml
+        if isinstance(nvml, Unknown) and nvml.code.startswith("Nvml"):
+            place = target_name(service.target)
+            raise PhaseFailedError(
+                "TargetLostGpus", f"NVML fails in {place} after daemon-reload: {nvml.reason}"
+            )
 
     async def start(self, service: Service) -> None:
         target = self.target(service)

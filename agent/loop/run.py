@@ -12,7 +12,9 @@ from agent.ports import NotifyPort
 
 STOP_PATIENCE = 90.0  # seconds that an action in hand may take to finish after SIGTERM
 FAILED_PASS_PAUSE = 5.0
-ALIVE_EVERY = 5.0  # real seconds of work in one pass before it counts as a sign of life, and between two of them
+ALIVE_EVERY = (
+    5.0  # real seconds of work in one pass before it counts as a sign of life, and between two of them
+)
 EXTEND_START = 120_000_000  # microseconds, asked for at every sign of life before READY
 Watch = Callable[[asyncio.Event], AsyncIterator[None]]
 

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from agent.core.errors import SpecError
+from agent.core.memory import Memory
 from agent.core.memory import Identity
 from agent.core.spec import GpuHost
 from agent.core.spec_load import LoadedSpec, load
@@ -77,27 +78,28 @@ class Specs:
     def _accept(self, loaded: LoadedSpec, text: str) -> None:
         memory, before = self.store.memory, self.host
         self.current = loaded
-        if loaded.digest == memory.spec_digest:
+        adopted = adopt(memory, before, loaded)
+        if adopted is memory:
             return
-        generation = memory.generation + 1
-        self.journal.append(self.now(), "generation", generation=generation, digest=loaded.digest)
+        self.journal.append(self.now(), "generation", generation=adopted.generation, digest=loaded.digest)
         self.store.accept_text(text)
-        # A new generation is a person's answer to every failure of the old one; rejections name their revision
-        # and gate themselves and so outlive it.
-        self.store.update(
-            generation=generation, spec_digest=loaded.digest, failures={}, retry_after={}, errors={}, terminal={},
-            grant=None, approved="", identities=_kept(memory.identities, before, loaded.spec),
-        )  # fmt: skip
+        self.store.save(adopted)
 
 
-def _kept(known: dict[str, Identity], before: GpuHost | None, after: GpuHost) -> dict[str, Identity]:
-    """Only a person who names the cards anew has looked at where they are now: then places are learned anew.
+def adopt(memory: Memory, before: GpuHost | None, loaded: LoadedSpec) -> Memory:
+    """The memory under this content: the same object when it is the one in force, else a new generation's.
 
-    Which UUID belongs to which serial number stays known: a card on vfio-pci shows only the serial number.
+    A new generation is a person's answer to every failure of the old one; rejections name their revision and gate
+    themselves and so outlive it.
     """
-    if before is not None and _selects(before) == _selects(after):
-        return known
-    return {f"serial {i.serial}": i for i in known.values() if i.serial and i.uuid}
+    if loaded.digest == memory.spec_digest:
+        return memory
+    same_cards = before is not None and _selects(before) == _selects(loaded.spec)
+    changes: dict[str, object] = {
+        "generation": memory.generation + 1, "spec_digest": loaded.digest, "failures": {}, "retry_after": {},
+        "terminal": {}, "grant": None, "approved": "", "identities": memory.identities if same_cards else {},
+    }  # fmt: skip
+    return memory.model_copy(update=changes)
 
 
 def _selects(host: GpuHost) -> dict[str, object]:

@@ -161,9 +161,7 @@ class _Trial:
         result: PhaseResult = "ok"
         detail = ""
         try:
-            said = await within(
-                limit, self._do(phase, revision), clock, self._alive, self.trials.edited
-            )
+            said = await within(limit, self._do(phase, revision), clock, self._alive, self.trials.edited)
             detail = said or ""
         except SupersededError:
             result, detail = "superseded", "the spec was edited"
@@ -292,6 +290,10 @@ class _Trial:
             raise TransientError(f"{self.name}: {record.message}", reason=record.reason)
         if self._is_remediation(revision):
             return await self._last_good_failed(revision)
+        if self.failure[0] == "TargetLostGpus":
+            # No revision could start there, so none is to blame. Preflight says what to do, and waits for it.
+            record = self._finish(revision, "failed")
+            raise TransientError(f"{self.name}: {record.message}", reason=record.reason)
         self._reject(revision)
         if step.kind == "stop":
             await self._stop_quietly()
@@ -347,7 +349,9 @@ class _Trial:
             self.failure = cause
             return self._finish(failed, outcome, restored=good.revision.id)
         if outcome == "superseded":
-            return self._finish(good.revision, outcome)  # it may run by now, and nothing has proved that start
+            return self._finish(
+                good.revision, outcome
+            )  # it may run by now, and nothing has proved that start
         message = f"{cause[1]}; and the last good revision did not come back: {self.failure[1]}"
         self.failure = ("RollbackFailed", message)
         await self._stop_quietly()

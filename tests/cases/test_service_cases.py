@@ -240,21 +240,25 @@ async def test_S8_a_benchmark_that_hangs_is_rolled_back(tmp_path: Path) -> None:
 async def test_S8_a_stop_that_survives_sigkill_starts_nothing_and_goes_on_when_it_ends(
     tmp_path: Path,
 ) -> None:
-    """A process in an uninterruptible sleep: systemd says deactivating for ever."""
-    stuck = "{on: target.unit, target: sglang-qwen.service, value: {activeState: deactivating, mainPid: 0}, whileExists: /stuck}"
-    async with rig(tmp_path, scenario=f"faults: [{stuck}]") as agent:
+    """A process in an uninterruptible sleep: systemd says deactivating for as long as it lasts."""
+    scenario = """
+      faults:
+        - {on: target.unit, target: sglang-qwen.service, whileExists: /stuck, value: {activeState: deactivating}}
+      events:
+        - {afterCalls: {target.stop_unit: 2}, do: {set: {targets: {"lxc:129": {files: {/stuck: "1"}}}}}}
+    """
+    async with rig(tmp_path, scenario=scenario) as agent:
         await agent.converge()
         count = starts(agent)
-        with agent.world.change():
-            target(agent).paths.append("/stuck")
         agent.write_spec(recipe(**qwen(args=CANDIDATE)))
         await agent.converge()
+        assert f"target.kill_unit {TARGET} {UNIT}" in agent.world.writes
         assert starts(agent) == count
         condition = agent.condition("ServiceReady/qwen")
         assert condition.status == "False"
-        assert "deactivating" in condition.message
+        assert "SIGKILL included" in condition.message
         with agent.world.change():
-            target(agent).paths.remove("/stuck")
+            del target(agent).files["/stuck"]
         await _wait_out_backoff(agent)
         await agent.converge()
         assert service(agent).revision == service(agent).promoted
