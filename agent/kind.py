@@ -64,22 +64,28 @@ def _hold_back(actions: Iterable[Action], inputs: Inputs) -> tuple[list[Action],
     """Take out actions that failed and must wait, with everything that shares a device or unit with them.
 
     Half of such a set must not run: stopping a service for a driver change that is not going to happen helps nobody.
+    What only gives back a unit that is stopped already is nobody's half.
     """
     rest = list(actions)
-    refusals: list[Refusal] = []
-    held: list[Action] = []
-    for action in rest:
-        refusal = _waiting(action, inputs)
-        if refusal is not None:
-            refusals.append(refusal)
-            held.append(action)
+    refusals = [r for a in rest if (r := _waiting(a, inputs)) is not None]
+    held = [a for a in rest if must_wait(a, inputs)]
+    free = [
+        a for a in rest if a not in held and set(a.touches) <= set(inputs.memory.stopped_units) and a.touches
+    ]
     touched = {t for a in held for t in a.touches}
     grew = bool(held)
     while grew:
-        joined = [a for a in rest if a not in held and touched.intersection(a.touches)]
+        joined = [a for a in rest if a not in held and a not in free and touched.intersection(a.touches)]
         held += joined
         touched |= {t for a in joined for t in a.touches}
         grew = bool(joined)
+    said = {(r.kind, r.target) for r in refusals}
+    cause = refusals[0].message if refusals else ""
+    refusals += [
+        Refusal(a.kind, a.target, "Waiting", f"{a.description}: waits with what it belongs to: {cause}")
+        for a in {(a.kind, a.target): a for a in held}.values()
+        if (a.kind, a.target) not in said
+    ]
     return [a for a in rest if a not in held], refusals
 
 

@@ -3,14 +3,15 @@
 Shared by the kinds: driver binding acts on it, P2P and services wait for it.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from agent.core.fact import Absent, Fact, Known, Unknown, say
 from agent.core.inputs import Inputs
+from agent.core.memory import Quarantine
 from agent.core.observation import Holder, IommuGroup, Pci, PciFunction
 from agent.core.plan import Refusal
 from agent.core.selection import Selection
-from agent.core.spec import target_name
+from agent.core.spec import Service, target_name
 
 # What a function beside the GPU goes back to when its card belongs to the host again.
 HOST_DRIVERS = {0x0403: "snd_hda_intel", 0x0C03: "xhci_hcd"}
@@ -33,8 +34,9 @@ class FunctionBinding:
 
     @property
     def override_wrong(self) -> bool:
-        wanted = self.desired if self.desired == "vfio-pci" else None
-        return self.override != (Known(wanted) if wanted else Absent())
+        if self.desired == "vfio-pci":
+            return self.override != Known("vfio-pci")
+        return not isinstance(self.override, Absent)
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,9 +63,13 @@ class SlotBinding:
         return self.refusal is not None and self.refusal.reason == "GroupShared"
 
     @property
+    def wrong(self) -> bool:
+        return self.driver_wrong or any(f.override_wrong for f in self.functions)
+
+    @property
     def ready(self) -> bool:
-        """The GPU is, or after this plan will be, where the spec wants it."""
-        return self.refusal is None
+        """The GPU is, or after this plan will be, where the spec wants it, and may be used."""
+        return self.refusal is None or not (self.driver_wrong or self.refusal.terminal)
 
 
 def bindings(inputs: Inputs, selection: Selection) -> tuple[SlotBinding, ...]:
@@ -74,7 +80,37 @@ def bindings(inputs: Inputs, selection: Selection) -> tuple[SlotBinding, ...]:
         for name, members in selection.groups.items()
         for address in members
     ]
-    return tuple(sorted(result, key=lambda s: s.slot))
+    return with_group_mates(tuple(sorted(result, key=lambda s: s.slot)), inputs.obs.pci.value)
+
+
+def with_group_mates(slots: tuple[SlotBinding, ...], pci: Pci) -> tuple[SlotBinding, ...]:
+    """Cards of one IOMMU group move together or not at all (law 3)."""
+    while True:
+        stuck = [s for s in slots if s.driver_wrong and s.refusal is not None]
+        waiting = {
+            s.gpu: mate
+            for s in slots
+            for mate in stuck
+            if s.driver_wrong and s.refusal is None and _groups(s, pci) & _groups(mate, pci)
+        }
+        if not waiting:
+            return slots
+        slots = tuple(_waits_for(s, waiting[s.gpu]) if s.gpu in waiting else s for s in slots)
+
+
+def _groups(slot: SlotBinding, pci: Pci) -> set[int]:
+    found = [group_of(pci.functions[f.address], pci) for f in slot.functions]
+    return {g.number for g in found if g is not None}
+
+
+def _waits_for(slot: SlotBinding, mate: SlotBinding) -> SlotBinding:
+    message = f"{slot.gpu} shares its IOMMU group with {mate.gpu}, which cannot change its driver now"
+    step = f"see {mate.gpu}: {mate.refusal.message}" if mate.refusal else ""
+    return stand_still(slot, Refusal("driver-binding", slot.gpu, "GroupWaits", message, step))
+
+
+def stand_still(slot: SlotBinding, refusal: Refusal) -> SlotBinding:
+    return replace(slot, refusal=refusal, persistence=False, quiesce=(), services=())
 
 
 def _slot_binding(name: str, gpu: str, inputs: Inputs, selection: Selection, pci: Pci) -> SlotBinding:
@@ -85,7 +121,9 @@ def _slot_binding(name: str, gpu: str, inputs: Inputs, selection: Selection, pci
     plain = SlotBinding(slot, name, gpu, driver, functions)
     changing = [f for f in functions if f.driver_wrong]
     forbidden = _forbidden if changing else _not_viable
-    refusal = _unreadable(plain) or forbidden(plain, inputs, selection, pci)
+    refusal = (
+        _out_of_reach(plain, inputs, pci) or _unreadable(plain) or forbidden(plain, inputs, selection, pci)
+    )
     if refusal is not None or not changing:
         return SlotBinding(slot, name, gpu, driver, functions, refusal)
     return _with_holders(plain, inputs)
@@ -105,18 +143,55 @@ def _unreadable(slot: SlotBinding) -> Refusal | None:
         if isinstance(function.observed, Unknown):
             message = f"the driver of {function.address} cannot be read: {function.observed.reason}"
             return Refusal("driver-binding", slot.gpu, "DriverUnknown", message, "wait for the next pass")
+        if isinstance(function.override, Unknown):
+            message = f"driver_override of {function.address} cannot be read: {function.override.reason}"
+            return Refusal("driver-binding", slot.gpu, "OverrideUnknown", message, "wait for the next pass")
+    return None
+
+
+def quarantined(address: str, inputs: Inputs) -> Quarantine | None:
+    """A quarantine holds for the boot that it was made in; an unknown boot may be that one."""
+    entry, boot = inputs.memory.quarantine.get(address), inputs.obs.platform.boot_id
+    if entry is None or (isinstance(boot, Known) and entry.boot_id not in {"", boot.value}):
+        return None
+    return entry
+
+
+def _out_of_reach(slot: SlotBinding, inputs: Inputs, pci: Pci) -> Refusal | None:
+    """A device that nothing may be written to any more, whatever the spec says (law 2)."""
+    for function in slot.functions:
+        if (entry := quarantined(function.address, inputs)) is not None:
+            return reboot_required(slot.gpu, entry.message, entry.reason)
+        if function.address in pci.pending_unbinds:
+            return reboot_required(slot.gpu, f"an unbind of {function.address} has not returned")
     return None
 
 
 def _forbidden(slot: SlotBinding, inputs: Inputs, selection: Selection, pci: Pci) -> Refusal | None:
     """What stands against touching this slot at all, holders aside."""
-    for function in slot.functions:
-        if function.address in pci.pending_unbinds:
-            return reboot_required(slot.gpu, f"an unbind of {function.address} has not returned")
-        quarantine = inputs.memory.quarantine.get(function.address)
-        if quarantine is not None and Known(quarantine.boot_id) == inputs.obs.platform.boot_id:
-            return reboot_required(slot.gpu, quarantine.message, quarantine.reason)
-    return _not_viable(slot, inputs, selection, pci)
+    for binding in slot.functions:
+        function = pci.functions[binding.address]
+        if isinstance(function.iommu_group, Unknown):
+            message = f"the IOMMU group of {function.address} cannot be read: {function.iommu_group.reason}"
+            return Refusal("driver-binding", slot.gpu, "IommuGroupUnknown", message, "wait for the next pass")
+        if binding.driver_wrong and (refusal := _console(slot, function)) is not None:
+            return refusal
+    if slot.driver == "vfio-pci":
+        return _not_viable(slot, inputs, selection, pci)
+    refusals = (_group_refusal(slot, f, inputs, selection, pci) for f in slot.functions if f.driver_wrong)
+    return next((r for r in refusals if r is not None), None)
+
+
+def _console(slot: SlotBinding, function: PciFunction) -> Refusal | None:
+    if isinstance(function.driver, Absent) or function.boot_vga in (Known(value=False), Absent()):
+        return None
+    if isinstance(function.boot_vga, Known):
+        message = f"{function.address} is the console that the firmware set up"
+        return Refusal(
+            "driver-binding", slot.gpu, "Held", message, "make another card the primary one in the firmware"
+        )
+    message = f"whether {function.address} is the console is {say(function.boot_vga)}"
+    return Refusal("driver-binding", slot.gpu, "HoldersUnknown", message, "wait for the next pass")
 
 
 def _not_viable(slot: SlotBinding, inputs: Inputs, selection: Selection, pci: Pci) -> Refusal | None:
@@ -141,32 +216,28 @@ def group_of(function: PciFunction, pci: Pci) -> IommuGroup | None:
 def _group_refusal(
     slot: SlotBinding, binding: FunctionBinding, inputs: Inputs, selection: Selection, pci: Pci
 ) -> Refusal | None:
-    """vfio-pci takes whole IOMMU groups: every endpoint in it must go there too."""
-    function = pci.functions[binding.address]
+    """An IOMMU group is on vfio-pci whole or not at all: what the spec does not move along forbids the move."""
+    function, to_vfio = pci.functions[binding.address], slot.driver == "vfio-pci"
     group = group_of(function, pci)
-    if group is None:
+    if group is None and to_vfio:
         message = (
             f"{binding.address} has no IOMMU group ({say(function.iommu_group)}): vfio-pci needs the IOMMU on"
         )
         step = "remove amd_iommu=off or iommu=off from the kernel command line and reboot"
         return Refusal("driver-binding", slot.gpu, "NoIommuGroup", message, step)
-    for member in group.members:
+    if not to_vfio and isinstance(binding.observed, Known) and binding.observed != Known("vfio-pci"):
+        return None  # from one host driver to another: the group is none the worse for it
+    for member in group.members if group is not None else ():
         other = pci.functions.get(member)
-        if (
-            other is None
-            or other.is_bridge
-            or other.slot_address == slot.slot
-            or other.driver == Known("vfio-pci")
-        ):
+        if other is None or other.is_bridge or other.slot_address == slot.slot:
             continue
         owner = selection.group_of(f"{other.slot_address}.0")
-        if owner and inputs.spec.gpus[owner].driver == "vfio-pci":
+        at_vfio = inputs.spec.gpus[owner].driver == "vfio-pci" if owner else other.driver == Known("vfio-pci")
+        if at_vfio == to_vfio:
             continue
-        message = (
-            f"IOMMU group {group.number} of {binding.address} also holds {member}"
-            f" (driver {say(other.driver)}), which the spec does not give to vfio-pci"
-        )
-        step = "give the whole group to vfio-pci, or put the card in a slot with a group of its own"
+        stays = "the spec does not give to vfio-pci" if to_vfio else "stays with vfio-pci"
+        message = f"IOMMU group {group.number if group else ''} of {binding.address} also holds {member} (driver {say(other.driver)}), which {stays}"
+        step = "give the whole group to one driver, or put the card in a slot with a group of its own"
         return Refusal("driver-binding", slot.gpu, "GroupShared", message, step)
     return None
 
@@ -176,23 +247,19 @@ def _with_holders(slot: SlotBinding, inputs: Inputs) -> SlotBinding:
     persistence, quiesce, services = False, set[str](), set[str]()
     own = {(s.unit, target_name(s.target)): n for n, s in inputs.spec.services.items()}
     for function in slot.functions:
-        if (
-            not function.driver_wrong
-            or (isinstance(function.observed, Absent)
-            and not _held_known(function, inputs))
+        if not function.driver_wrong or (
+            isinstance(function.observed, Absent) and not _held_known(function, inputs)
         ):
             continue
         holders = inputs.obs.holders_of(function.address)
-        if isinstance(holders, Unknown):
-            return _refuse_holders(
-                slot, "HoldersUnknown", f"who holds {function.address} is unknown: {holders.reason}"
-            )
-        for holder in holders.value if isinstance(holders, Known) else ():
+        if not isinstance(holders, Known):
+            return _refuse_holders(slot, "HoldersUnknown", f"who holds {function.address} is {say(holders)}")
+        for holder in holders.value:
             if holder.kind == "persistence":
                 persistence = True
             elif holder.unit in inputs.spec.policy.quiesce and not holder.container:
                 quiesce.add(holder.unit)
-            elif (service := own.get((holder.unit, _holder_target(holder)))) is not None:
+            elif (service := own.get((holder.unit, holder_target(holder)))) is not None:
                 services.add(service)
             else:
                 return _refuse_holders(slot, "Held", f"{function.address}: {holder.describe()}")
@@ -216,8 +283,13 @@ def _held_known(function: FunctionBinding, inputs: Inputs) -> bool:
     return function.address in inputs.obs.holders and inputs.obs.holders_of(function.address) != Known(())
 
 
-def _holder_target(holder: Holder) -> str:
+def holder_target(holder: Holder) -> str:
     return f"lxc:{holder.container}" if holder.container else "host"
+
+
+def belongs_to(holder: Holder, service: Service) -> bool:
+    """Units of one name may run in several containers: name and place together tell whose process it is."""
+    return (holder.unit, holder_target(holder)) == (service.unit, target_name(service.target))
 
 
 def _persistence(address: str, inputs: Inputs) -> Fact[bool]:

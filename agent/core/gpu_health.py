@@ -54,9 +54,14 @@ def _seen_by_nvml(gpu: str, inputs: Inputs) -> Fact[Gpu]:
 
 
 def _lost(inputs: Inputs, resolved: Resolved) -> list[tuple[str, str]]:
-    """Quarantined devices, and what ends that; devices that are there and that no group names are nobody's concern."""
+    """Devices out of reach, and what ends that; those that are there and that no group names are nobody's concern."""
     named = {f.address for slot in resolved.slots for f in slot.functions}
-    found = []
+    pending = inputs.obs.pci.value.pending_unbinds if isinstance(inputs.obs.pci, Known) else ()
+    found = [
+        (f"an unbind of {a} has not returned", "reboot the host when it suits you")
+        for a in pending
+        if a in named and a not in inputs.memory.quarantine
+    ]
     for address, entry in sorted(inputs.memory.quarantine.items()):
         strange = inputs.obs.function(address) is not None and address not in named
         if strange or Known(entry.boot_id) != inputs.obs.platform.boot_id:

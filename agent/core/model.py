@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
-from agent.core.fact import Absent, Fact, Known
+from agent.core.fact import Absent, Fact, Known, Unknown
 from agent.core.inputs import Inputs
 from agent.core.memory import Memory
 from agent.core.observation import Gpu, Holder, Nvml, Pci, PciFunction, ServiceFacts
@@ -32,6 +32,8 @@ def with_gpus(inputs: Inputs, gpus: Mapping[str, Fact[Gpu]]) -> Inputs:
     nvml: Fact[Nvml] = inputs.obs.nvml
     if isinstance(nvml, Known):
         nvml = Known(replace(nvml.value, gpus=dict(gpus)))
+    elif isinstance(nvml, Unknown):
+        return inputs  # an NVML that failed goes on failing: the model knows no better
     elif gpus:
         nvml = Known(Nvml(driver_version=inputs.obs.platform.nvidia_driver, gpus=dict(gpus)))
     return replace(inputs, obs=replace(inputs.obs, nvml=nvml if gpus else Absent("no GPU is on nvidia")))

@@ -1,9 +1,10 @@
 """P2P on or off for one service: the one decision that drives every consumer (law 4)."""
 
 from dataclasses import dataclass
+from typing import Any
 
 from agent.core.binding import group_of
-from agent.core.fact import Known, value_or
+from agent.core.fact import Fact, Known, Unknown, value_or
 from agent.core.inputs import Inputs
 from agent.core.observation import KernelEvent, Observation
 from agent.core.spec import Service
@@ -20,6 +21,7 @@ class P2PDecision:
     verdict: P2PVerdict | None = None
     current: bool = False  # the verdict speaks about the host as it is
     refusal: str = ""
+    unknown: str = ""  # a good verdict may still hold, and the host cannot be read well enough to tell
 
 
 def decide(service: Service, gpus: tuple[str, ...], inputs: Inputs) -> P2PDecision:
@@ -31,12 +33,56 @@ def decide(service: Service, gpus: tuple[str, ...], inputs: Inputs) -> P2PDecisi
         return P2PDecision(
             on=False, source="spec", reason="the spec says p2p: off", verdict=verdict, current=now
         )
-    good = usable(verdict, inputs.obs, gpus)
-    why = _why(verdict, inputs.obs, gpus, now)
+    good = holds(verdict, inputs.obs, gpus)
+    unread = unreadable(inputs.obs, gpus) if verdict is not None and not verdict.revoked else ""
+    why = _why(verdict, unread, now=now)
     if good:
         return P2PDecision(on=True, source="verdict", reason=why, verdict=verdict, current=True)
     refusal = f"the spec requires P2P, and {why}" if service.p2p == "required" else ""
-    return P2PDecision(on=False, source="verdict", reason=why, verdict=verdict, current=now, refusal=refusal)
+    may_hold = unread if verdict is not None and verdict.result == "good" and verdict.controls_ok else ""
+    return P2PDecision(
+        on=False,
+        source="verdict",
+        reason=why,
+        verdict=verdict,
+        current=now,
+        refusal=refusal,
+        unknown=may_hold,
+    )
+
+
+def holds(verdict: P2PVerdict | None, obs: Observation, gpus: tuple[str, ...]) -> bool:
+    """Law 4, and law 9 with it: two unknown boots are not the same boot."""
+    return usable(verdict, obs, gpus) and not unreadable(obs, gpus)
+
+
+def unreadable(obs: Observation, gpus: tuple[str, ...]) -> str:
+    """What of a verdict's fingerprint cannot be read now, in words; "" when all of it can."""
+    host = obs.platform
+    facts: dict[str, Fact[Any]] = {
+        "the boot id": host.boot_id,
+        "the kernel command line": host.cmdline,
+        "the driver version": host.nvidia_driver,
+    }
+    pci = obs.pci.value if isinstance(obs.pci, Known) else None
+    for gpu in gpus:
+        function = pci.functions.get(gpu) if pci else None
+        if pci is None or function is None:
+            facts[gpu] = Unknown("it is not seen on the PCI bus")
+            continue
+        group = group_of(function, pci)
+        facts[f"the IOMMU group of {gpu}"] = group.type if group is not None else function.iommu_group
+        facts |= {f"ACSCtl of {b}": pci.functions[b].acs_ctl for b in function.bridges if b in pci.functions}
+        if function.driver == Known("nvidia"):
+            facts[f"the UUID of {gpu}"] = _uuid(obs, gpu)
+    return "; ".join(f"{name}: {fact.reason}" for name, fact in facts.items() if isinstance(fact, Unknown))
+
+
+def _uuid(obs: Observation, gpu: str) -> Fact[str]:
+    if not isinstance(obs.nvml, Known):
+        return Unknown(obs.nvml.reason or "NVML was not read")
+    seen = obs.nvml.value.gpus.get(gpu, Unknown("NVML does not list this GPU"))
+    return seen.value.uuid if isinstance(seen, Known) else Unknown(seen.reason)
 
 
 def standing(verdict: P2PVerdict | None, obs: Observation, gpus: tuple[str, ...]) -> P2PVerdict | None:
@@ -58,6 +104,8 @@ def settled(verdict: P2PVerdict | None, obs: Observation, gpus: tuple[str, ...])
     A fault in service outweighs every later test under the same circumstances, else a service would go to and fro
     between a good test and the next fault. A change of the host, or the operator's retry, opens the question again.
     """
+    if unreadable(obs, gpus):
+        return False
     if verdict is None or not verdict.revoked:
         return current(verdict, obs, gpus)
     return verdict.gpus == tuple(sorted(gpus)) and verdict.fingerprint == fingerprint(obs, gpus)
@@ -68,13 +116,15 @@ def page_faults(obs: Observation, gpus: tuple[str, ...]) -> list[KernelEvent]:
     return [e for e in events if e.sort == "page-fault" and e.address in gpus]
 
 
-def _why(verdict: P2PVerdict | None, obs: Observation, gpus: tuple[str, ...], now: bool) -> str:
+def _why(verdict: P2PVerdict | None, unread: str, *, now: bool) -> str:
     if verdict is None:
         return "these GPUs have not been tested together, and untested is treated as off"
     if verdict.revoked:
         return f"the P2P verdict was revoked: {verdict.revoked}"
     if not verdict.controls_ok:
         return f"the self-test could not judge: {verdict.control_detail}"
+    if unread:
+        return f"whether the P2P verdict still holds is unknown ({unread}), and untested is treated as off"
     if not now:
         return "the host has changed since the P2P self-test, and untested is treated as off"
     tail = f" ({verdict.explanation})" if verdict.explanation and verdict.result != "good" else ""

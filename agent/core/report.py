@@ -81,6 +81,8 @@ def _gpu_note(address: str, inputs: Inputs, seen: object) -> str:
     quarantine = inputs.memory.quarantine.get(address)
     if quarantine is not None and Known(quarantine.boot_id) == inputs.obs.platform.boot_id:
         return f"{quarantine.reason}: {quarantine.message}"
+    if isinstance(inputs.obs.pci, Known) and address in inputs.obs.pci.value.pending_unbinds:
+        return "RebootRequired: an unbind of it has not returned"
     return f"NVML: {seen.reason}" if isinstance(seen, Unknown) else ""
 
 

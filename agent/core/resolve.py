@@ -5,20 +5,19 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-from agent.core.binding import SlotBinding, bindings
+from agent.core.binding import SlotBinding, bindings, stand_still, with_group_mates
 from agent.core.errors import TerminalError
 from agent.core.fact import Absent, Known, Unknown
 from agent.core.inputs import Inputs
 from agent.core.memory import Promoted
 from agent.core.observation import ServiceFacts
-from agent.core.p2p_decision import P2PDecision, decide, standing
+from agent.core.obstacles import gpu_refusals, p2p_refusal, selftest_obstacle, start_refusals
+from agent.core.p2p_decision import P2PDecision, decide, holds, standing
 from agent.core.plan import Refusal
-from agent.core.preflight import preflight
 from agent.core.render import render
 from agent.core.revision import Revision, comparable
 from agent.core.selection import Selection, identify, select
-from agent.core.spec import Gate, Service, SshTarget, target_name
-from agent.core.verdict import usable
+from agent.core.spec import Gate, Service, target_name
 
 Need = Literal["nothing", "prove", "trial", "wait"]
 
@@ -41,12 +40,17 @@ class ResolvedService:
     refusals: tuple[Refusal, ...] = ()
     running: bool = False  # its unit is active or on the way there
     must_stop: bool = False  # it stands in the way of a driver change or of its own new revision
+    p2p_obstacle: str = ""  # why its GPUs cannot be tested now, where they should be
 
     @property
     def fallback(self) -> bool:
         return (
             self.desired is not None and self.effective is not None and self.desired.id != self.effective.id
         )
+
+    @property
+    def untested(self) -> bool:
+        return len(self.gpus) > 1 and self.service.p2p != "off" and not self.p2p.current
 
     @property
     def target(self) -> str:
@@ -69,17 +73,64 @@ def trial_key(revision: Revision, gate: Gate) -> str:
 
 
 def resolve(inputs: Inputs) -> Resolved:
+    """What a service cannot let go of keeps its card where it is, and that may keep other services where they are:
+    repeated until nothing more has to stand still.
+    """
     selection = select(inputs)
     slots = bindings(inputs, selection)
-    services = {
-        name: resolve_service(name, service, inputs, selection, slots)
-        for name, service in sorted(inputs.spec.services.items())
-    }
-    return Resolved(selection, slots, services)
+    obstacles: dict[str, str] = {}
+    while True:
+        services = {
+            name: resolve_service(name, service, inputs, selection, slots, obstacles.get(name, ""))
+            for name, service in sorted(inputs.spec.services.items())
+        }
+        standing = _held_by_services(slots, services, inputs)
+        found = _obstacles(services, standing, inputs)
+        if standing == slots and found == obstacles:
+            return Resolved(selection, slots, services)
+        slots, obstacles = standing, found
+
+
+def _held_by_services(
+    slots: tuple[SlotBinding, ...], services: Mapping[str, ResolvedService], inputs: Inputs
+) -> tuple[SlotBinding, ...]:
+    held = tuple(
+        stand_still(slot, _service_stands(slot, stays))
+        if slot.refusal is None and (stays := [s for s in slot.services if not services[s].must_stop])
+        else slot
+        for slot in slots
+    )
+    return with_group_mates(held, inputs.obs.pci.value) if isinstance(inputs.obs.pci, Known) else held
+
+
+def _service_stands(slot: SlotBinding, services: list[str]) -> Refusal:
+    names = ", ".join(services)
+    message = f"{slot.gpu} is held by service {names}, which cannot be stopped and started again now"
+    return Refusal(
+        "driver-binding",
+        slot.gpu,
+        "HeldByService",
+        message,
+        f"see ServiceReady/{services[0]} and mend that first",
+    )
+
+
+def _obstacles(
+    services: Mapping[str, ResolvedService], slots: tuple[SlotBinding, ...], inputs: Inputs
+) -> dict[str, str]:
+    stopping = [s.service for s in services.values() if s.must_stop]
+    untested = {n: s for n, s in services.items() if s.untested}
+    found = {n: selftest_obstacle(s.gpus, slots, stopping, inputs) for n, s in untested.items()}
+    return {n: why for n, why in found.items() if why}
 
 
 def resolve_service(
-    name: str, service: Service, inputs: Inputs, selection: Selection, slots: tuple[SlotBinding, ...]
+    name: str,
+    service: Service,
+    inputs: Inputs,
+    selection: Selection,
+    slots: tuple[SlotBinding, ...],
+    obstacle: str,
 ) -> ResolvedService:
     gpus = selection.groups.get(service.gpus, ())
     p2p = decide(service, gpus, inputs)
@@ -89,7 +140,7 @@ def resolve_service(
         "activating",
         "reloading",
     }
-    blockers = _gpu_refusals(name, service, gpus, inputs, slots)
+    blockers = gpu_refusals(name, service, gpus, inputs, slots)
     desired, problem = _render(name, service, gpus, inputs, p2p)
     effective = _effective(name, desired, service, inputs)
     need, reason = _need(effective, facts, inputs, running=running)
@@ -97,60 +148,25 @@ def resolve_service(
     in_the_way = running and any(name in s.services and s.driver_wrong and s.refusal is None for s in slots)
     if in_the_way and effective is not None and need != "wait":
         need, reason = "trial", "its processes hold GPUs that change drivers"
+    if need == "wait":
+        refusals.append(Refusal("service", name, "ServiceUnknown", reason, "wait for the next pass"))
+    if need == "trial" and running and p2p.unknown:
+        # Not a reason to take a running service away: the next pass may be able to read it.
+        refusals.append(Refusal("service", name, "P2PUnknown", p2p.reason, "wait for the next pass"))
     if need == "trial" and effective is not None:
-        refusals += _start_refusals(name, service, effective, inputs, p2p)
+        proved = effective.id in _proved_ids(name, inputs)
+        refusals += start_refusals(name, service, effective, inputs, proved=proved)
+    without = p2p_refusal(name, effective, p2p, obstacle, inputs) if effective is not None else None
+    refusals += [without] if without is not None else []
     forbidden = bool(refusals)
     if desired is not None and (rejected := _rejected(name, desired, service, inputs)):
         refusals.append(rejected)
-    if need == "trial" and forbidden:
+    if (need == "trial" and forbidden) or (need == "prove" and without is not None):
         need = "wait"
     return ResolvedService(
         name, service, gpus, p2p, desired, effective, need, reason, tuple(refusals), running,
-        must_stop=running and need == "trial",
+        must_stop=running and need == "trial", p2p_obstacle=obstacle,
     )  # fmt: skip
-
-
-def _gpu_refusals(
-    name: str, service: Service, gpus: tuple[str, ...], inputs: Inputs, slots: tuple[SlotBinding, ...]
-) -> list[Refusal]:
-    """GPUs that are not, and will not after this plan be, fit for the service."""
-    if not isinstance(inputs.obs.pci, Known):
-        reason = inputs.obs.pci.reason or "not there"
-        return [
-            Refusal(
-                "service",
-                name,
-                "PciUnknown",
-                f"the PCI tree cannot be read: {reason}",
-                "wait for the next pass",
-            )
-        ]
-    wanted = inputs.spec.gpus[service.gpus].select
-    count = len(wanted) if isinstance(wanted, tuple) else wanted.count
-    refusals = []
-    if len(gpus) < count:
-        message = f"group {service.gpus} has {len(gpus)} of its {count} GPUs"
-        refusals.append(
-            Refusal("service", name, "GpusMissing", message, "see the driver binding's condition")
-        )
-    for slot in slots:
-        if slot.gpu in gpus and slot.refusal is not None and slot.driver_wrong:
-            message = f"{slot.gpu} cannot be given to it: {slot.refusal.message}"
-            refusals.append(Refusal("service", name, "GpusNotReady", message, slot.refusal.next_step))
-    for gpu in gpus:
-        quarantine = inputs.memory.quarantine.get(gpu)
-        if quarantine is not None and Known(quarantine.boot_id) == inputs.obs.platform.boot_id:
-            refusals.append(
-                Refusal(
-                    "service",
-                    name,
-                    quarantine.reason,
-                    f"{gpu}: {quarantine.message}",
-                    "reboot or replace it",
-                    terminal=True,
-                )
-            )
-    return refusals
 
 
 def _render(
@@ -214,7 +230,7 @@ def last_good(name: str, inputs: Inputs, *, besides: Revision) -> Promoted | Non
 
 def admissible(revision: Revision, inputs: Inputs) -> bool:
     verdict = standing(inputs.memory.verdict_for(revision.gpus), inputs.obs, revision.gpus)
-    if revision.p2p and not usable(verdict, inputs.obs, revision.gpus):
+    if revision.p2p and not holds(verdict, inputs.obs, revision.gpus):
         return False
     functions = [inputs.obs.function(gpu) for gpu in revision.gpus]
     return all(f is not None and f.driver == Known("nvidia") for f in functions)
@@ -265,42 +281,3 @@ def _unfinished(revision: Revision, inputs: Inputs) -> bool:
     if trial is None or trial.revision is None or trial.revision.id != revision.id:
         return False
     return trial.outcome in {None, "superseded"}
-
-
-def _start_refusals(
-    name: str, service: Service, revision: Revision, inputs: Inputs, p2p: P2PDecision
-) -> list[Refusal]:
-    refusals = preflight(name, service, revision, inputs)
-    if isinstance(service.target, SshTarget) and not inputs.simulated:
-        message = "ssh targets cannot be changed by this version"
-        refusals.append(
-            Refusal("service", name, "TargetUnsupported", message, "use target: host or {lxc: ID}")
-        )
-    if p2p.refusal and p2p.current:
-        refusals.append(
-            Refusal("service", name, "P2PRequired", p2p.refusal, "see the P2P condition, or set p2p: auto")
-        )
-    budget = inputs.spec.policy.budget.restarts
-    remediation = revision.id in _proved_ids(
-        name, inputs
-    )  # a spec edit is the operator's will, not remediation
-    used = [t for t in inputs.memory.starts if inputs.now - t < budget.window]
-    if remediation and len(used) >= budget.count:
-        message = (
-            f"{len(used)} service starts in the last {budget.window:g} s, and the budget is {budget.count}"
-        )
-        step = f"look at the service's log, then run: agent retry {name}"
-        refusals.append(Refusal("service", name, "BudgetExhausted", message, step))
-    terminal = inputs.memory.terminal.get(f"service/trial/{name}")
-    if terminal:
-        refusals.append(
-            Refusal(
-                "service",
-                name,
-                "TrialFailed",
-                terminal,
-                f"mend it, then run: agent retry {name}",
-                terminal=True,
-            )
-        )
-    return refusals

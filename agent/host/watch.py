@@ -15,8 +15,8 @@ from watchfiles import awatch
 from agent.host.symlinks import entries_to
 
 _DEBOUNCE_MS = 400  # the longest a burst can put off its trigger
-_STEP_MS = 50  # a burst ends with this much quiet
-_LOOK_MS = 2000  # look at least this often, event or not
+_STEP_MS = 100  # a burst ends with this much quiet; the watching thread also wakes this often
+_LOOK_MS = 5000  # look at least this often, event or not
 _RETRY = 0.05
 
 State = tuple[tuple[str, int, int, int], ...]

@@ -7,7 +7,8 @@ from dataclasses import replace
 
 from agent.core.binding import FunctionBinding, SlotBinding
 from agent.core.condition import Condition
-from agent.core.fact import Absent, Fact, Known, say
+from agent.core.errors import TerminalError
+from agent.core.fact import Absent, Fact, Known, Unknown, say, value_or
 from agent.core.inputs import Inputs
 from agent.core.model import with_function, with_gpu, with_gpus, with_memory, without_holders
 from agent.core.observation import Gpu
@@ -47,7 +48,10 @@ class DriverBinding:
     def _rules_drift(self, inputs: Inputs, resolved: Resolved) -> list[Drift]:
         observed = inputs.obs.host_files.get(UDEV_RULES)
         wanted = udev_rules(resolved)
-        if observed is None or not resolved.slots or observed == (Known(wanted) if wanted else Absent()):
+        selected = resolved.slots or not resolved.selection.refusals
+        if not isinstance(observed, Known | Absent) or not isinstance(inputs.obs.pci, Known) or not selected:
+            return []
+        if value_or(observed, "") == wanted and (wanted or isinstance(observed, Absent)):
             return []
         state = "missing" if isinstance(observed, Absent) else "different"
         return [
@@ -64,22 +68,26 @@ class DriverBinding:
     def plan(self, inputs: Inputs, resolved: Resolved) -> tuple[list[Action], list[Refusal]]:
         actions: list[Action] = []
         refusals: list[Refusal] = []
-        quiesce: set[str] = set()
+        quiesce: dict[str, list[str]] = {}
         for slot in resolved.slots:
             if slot.refusal is not None:
-                refusals += [slot.refusal] if slot.driver_wrong or slot.group_shared else []
-                continue
-            if slot.driver_wrong and (standing := _standing_services(slot, resolved)):
-                refusals.append(_service_stands(slot, standing))
+                refusals += [slot.refusal] if slot.wrong or slot.group_shared else []
                 continue
             made = self._slot_actions(slot, resolved)
             actions += made
-            if not any(must_wait(action, inputs) for action in made):
-                quiesce |= set(slot.quiesce)
-        actions += [self._quiesce(unit) for unit in sorted(quiesce)]
-        actions += self._restore(inputs, quiesce)
+            for unit in slot.quiesce if not any(must_wait(action, inputs) for action in made) else ():
+                quiesce.setdefault(unit, []).extend(f.address for f in slot.functions)
+        actions += [self._quiesce(unit, tuple(held)) for unit, held in sorted(quiesce.items())]
+        actions += self._restore(inputs, set(quiesce))
         actions += [self._rules_action(resolved)] if self._rules_drift(inputs, resolved) else []
-        return actions, refusals
+        return actions, [*refusals, *self._rules_refusal(inputs)]
+
+    def _rules_refusal(self, inputs: Inputs) -> list[Refusal]:
+        observed = inputs.obs.host_files.get(UDEV_RULES)
+        if not isinstance(observed, Unknown):
+            return []
+        message = f"{UDEV_RULES} cannot be read: {observed.reason}"
+        return [Refusal(self.name, "host", "RulesUnknown", message, "wait for the next pass")]
 
     def _slot_actions(self, slot: SlotBinding, resolved: Resolved) -> list[Action]:
         actions = []
@@ -91,11 +99,11 @@ class DriverBinding:
             actions.append(_mend_override(slot, stale))
         return actions
 
-    def _quiesce(self, unit: str) -> Action:
+    def _quiesce(self, unit: str, held: tuple[str, ...]) -> Action:
         return Action(
             self.name, "quiesce", unit, f"stop {unit}, which holds GPUs that change drivers",
-            Stage.STOP, Disruption.LIVE, touches=(unit,), hits=(unit,), undo=f"start {unit} again",
-            why="policy.quiesce lets the agent stop it",
+            Stage.STOP, Disruption.LIVE, touches=(unit, *held), hits=(unit,), undo=f"start {unit} again",
+            why="policy.quiesce lets the agent stop it", revert=_restore_unit(unit),
         )  # fmt: skip
 
     def _restore(self, inputs: Inputs, quiesce: set[str]) -> list[Action]:
@@ -118,7 +126,7 @@ class DriverBinding:
                 holders[action.target] = Known(tuple(h for h in fact.value if h.kind != "persistence"))
             return replace(after, obs=replace(after.obs, holders=holders))
         if action.verb == "quiesce":
-            after = without_holders(inputs, lambda h: h.unit == action.target)
+            after = without_holders(inputs, lambda h: h.unit == action.target and not h.container)
             return with_memory(
                 after, stopped_units={**inputs.memory.stopped_units, action.target: "driver change"}
             )
@@ -170,20 +178,10 @@ class DriverBinding:
             await write_rules(action.params["text"], ports)
         elif action.verb == "mend-override":
             await mend_overrides(_functions(action), ports)
-        else:
+        elif action.verb == "bind":
             await rebind(_functions(action), ports)
-
-
-def _standing_services(slot: SlotBinding, resolved: Resolved) -> list[str]:
-    return [s for s in slot.services if not resolved.services[s].must_stop]
-
-
-def _service_stands(slot: SlotBinding, services: list[str]) -> Refusal:
-    names = ", ".join(services)
-    message = f"{slot.gpu} is held by service {names}, which cannot be stopped and started again now"
-    return Refusal(
-        "driver-binding", slot.gpu, "HeldByService", message, f"see ServiceReady/{services[0]} and mend that first"
-    )
+        else:
+            raise TerminalError(f"driver binding knows no {action.verb}", reason="UnknownVerb")
 
 
 def udev_rules(resolved: Resolved) -> str:

@@ -27,6 +27,8 @@ class GpuSettingsKind:
             function = inputs.obs.function(slot.gpu)
             if slot.driver != "nvidia" or function is None or function.driver != Known("nvidia"):
                 continue
+            if slot.refusal is not None and slot.refusal.terminal:
+                continue  # out of reach until a reboot: nothing may be written to it, and its binding says so
             found += _compare(slot.gpu, wanted, _gpu(slot.gpu, inputs))
         return found
 

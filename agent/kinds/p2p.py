@@ -2,7 +2,6 @@
 
 from agent.core.condition import Condition
 from agent.core.errors import TerminalError
-from agent.core.fact import Known
 from agent.core.inputs import Inputs
 from agent.core.model import with_memory
 from agent.core.p2p_decision import page_faults
@@ -27,42 +26,14 @@ class P2PKind:
                 "none" if s.p2p.verdict is None else "stale",
                 s.p2p.reason,
             )
-            for s in self._untested(resolved)
-        ]
-
-    def _untested(self, resolved: Resolved) -> list[ResolvedService]:
-        return [
-            s
             for s in resolved.services.values()
-            if len(s.gpus) > 1 and s.service.p2p != "off" and not s.p2p.current
+            if s.untested
         ]
 
     def plan(self, inputs: Inputs, resolved: Resolved) -> tuple[list[Action], list[Refusal]]:
-        actions: dict[tuple[str, ...], Action] = {}
-        for service in self._untested(resolved):
-            if self._testable(service, inputs, resolved):
-                actions[service.gpus] = _action(service)
-        return list(actions.values()), []
-
-    def _testable(self, service: ResolvedService, inputs: Inputs, resolved: Resolved) -> bool:
-        """Only GPUs that are, or by then will be, on nvidia and idle are tested: a test disturbs who uses them."""
-        for gpu in service.gpus:
-            slot = resolved.slot_of(gpu)
-            if slot is None or not slot.ready or slot.driver != "nvidia" or gpu in inputs.memory.quarantine:
-                return False
-            if not self._idle(gpu, service, inputs, resolved):
-                return False
-        return True
-
-    def _idle(self, gpu: str, service: ResolvedService, inputs: Inputs, resolved: Resolved) -> bool:
-        holders = inputs.obs.holders_of(gpu)
-        if not isinstance(holders, Known):
-            return False
-        stopping = {s.service.unit for s in resolved.services.values() if s.must_stop}
-        return all(
-            h.kind in {"persistence", "module"} or h.unit in stopping or _monitor(h.unit, inputs)
-            for h in holders.value
-        )
+        untested = [s for s in resolved.services.values() if s.untested]
+        actions = [_action(s) for s in untested if not s.p2p_obstacle]
+        return actions, [_cannot_test(s) for s in untested if s.p2p_obstacle]
 
     def predict(self, action: Action, inputs: Inputs) -> Inputs:
         """The model assumes the worst: whatever comes after must also be right with P2P off."""
@@ -86,9 +57,10 @@ class P2PKind:
         raise TerminalError(f"{action.verb} is run by the prover", reason="WrongDoor")
 
 
-def _monitor(unit: str, inputs: Inputs) -> bool:
-    """Units that the operator lets us stop hold GPUs without using them."""
-    return bool(unit) and unit in inputs.spec.policy.quiesce
+def _cannot_test(service: ResolvedService) -> Refusal:
+    message = f"its GPUs cannot be tested now: {service.p2p_obstacle}"
+    step = "they are tested when they are idle; P2P stays off until then"
+    return Refusal("p2p", service.name, "NotTestable", message, step)
 
 
 def _action(service: ResolvedService) -> Action:
@@ -117,7 +89,9 @@ def _condition(service: ResolvedService, inputs: Inputs) -> Condition:
         return Condition(type=kind, status="False", reason="Revoked", message=message, next_step=step)
     if verdict.result == "good":
         return Condition(type=kind, status="True", reason="Good", message=verdict.summary())
-    message = f"{verdict.summary()}{_what_was_found(verdict)} ({_pairs(verdict)}); {verdict.explanation}{seen}"
+    message = (
+        f"{verdict.summary()}{_what_was_found(verdict)} ({_pairs(verdict)}); {verdict.explanation}{seen}"
+    )
     # With p2p: auto a bad verdict is handled (P2P is off), so it is a fact and not a fault of convergence.
     return Condition(
         type=kind, status="False", reason=verdict.result.capitalize().replace("-", ""), message=message

@@ -89,11 +89,12 @@ class Lifecycle:
     async def _still_there(self, service: Service, gpus: tuple[str, ...]) -> tuple[str, str] | None:
         """The first reason, and all that was found: whoever must end something needs to know it all at once."""
         unit = await self.target(service).unit(service.unit)
+        pids = ", ".join(map(str, unit.pids))
         if unit.active_state in {"active", "activating", "deactivating", "reloading"}:
-            return "NotStopped", f"{service.unit} is {unit.active_state}"
+            processes = f", with pids {pids}" if pids else ""
+            return "NotStopped", f"{service.unit} is {unit.active_state}{processes}"
         found: list[tuple[str, str]] = []
-        if unit.pids:
-            pids = ", ".join(map(str, unit.pids))
+        if pids:
             found.append(("StillHeld", f"processes of {service.unit} outlived it: pids {pids}"))
         if await self._port_taken(service):
             found.append(("PortTaken", f"something still answers on port {port_of(service)}"))

@@ -19,8 +19,10 @@ PAGE = os.sysconf("SC_PAGE_SIZE")
 
 def daemon_figures(idle_seconds: float) -> dict[str, Any]:
     """One daemon on the simulated host at real speed (time factor 1), converged and left alone."""
-    with tempfile.TemporaryDirectory() as folder:
-        root = Path(folder)
+    Path("build").mkdir(exist_ok=True)
+    # Not in /tmp: the watcher sees every directory on the way to the spec, and there others make noise.
+    with tempfile.TemporaryDirectory(dir="build") as folder:
+        root = Path(folder).resolve()
         spec = root / "etc/gpu-host-agent/spec.yaml"
         spec.parent.mkdir(parents=True)
         spec.write_text(recipe())
@@ -89,7 +91,7 @@ def _until(condition: Callable[[], bool], seconds: float = 60.0) -> None:
 
 def _cpu_seconds(pid: int) -> float:
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / TICKS
+    return float(int(fields[11]) + int(fields[12])) / TICKS
 
 
 def _resident(pid: int) -> int:

@@ -3,9 +3,9 @@
 from pathlib import Path
 
 from tests.cases.operating import (
-    INFERENCE, PASSTHROUGH, asks, journal, kernel_says, on_any_platform, phases, qwen, service, service_dies, starts, stops, unit,
+    INFERENCE, PASSTHROUGH, asks, journal, kernel_says, on_any_platform, phases, qwen, recipe, rig, service, service_dies, starts, stops, unit,
 )  # fmt: skip
-from tests.rig import SCENARIOS, Rig, recipe, rig
+from tests.rig import SCENARIOS, Rig
 
 EIGHT = (*INFERENCE, "0000:81:00.0", "0000:91:00.0", "0000:e1:00.0", "0000:f1:00.0")
 FAULT = "nvidia {gpu}: AMD-Vi: Event logged [IO_PAGE_FAULT domain=0x0003 address=0x{address:x} flags=0x0020]"

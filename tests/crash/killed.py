@@ -23,10 +23,10 @@ from tests.rig import Rig, recipe, rig
 
 # One short level, and a model that loads in no time. At this compression the shortest deadline of a trial is still a
 # good part of a second.
-FACTOR = 150.0
-LOAD_SECONDS = 2.0
+FACTOR = 100.0
+LOAD_SECONDS = 1.0
 QUICK = {
-    "benchmark": {"concurrency": [1], "outputTokens": 1200},
+    "benchmark": {"concurrency": [1], "outputTokens": 800},
     "regression": {"throughput": "90%", "latencyP50": "900%", "latencyP95": "900%"},
 }
 # The floor alone decides: it lies between the full and the halved speed, of which a test of some tenths of a second can
@@ -36,7 +36,7 @@ AS_FOUND = recipe(services={"qwen": {"gate": QUICK}})
 EDITED = recipe(services={"qwen": SLOWER})
 LONGEST = 60  # real seconds after which a child that hangs is ended by SIGALRM
 
-When = Literal["entry-written", "effect-not-begun", "memory-not-saved"]
+When = Literal["entry-written", "between-entries"]
 
 
 def type_host(root: Path, spec: str) -> AbstractAsyncContextManager[Rig]:
@@ -56,7 +56,7 @@ def killed(root: Path, spec: str, when: When, number: int) -> bool:
 
     def child() -> None:
         with pytest.MonkeyPatch.context() as patch:
-            _arm(patch, when, _countdown(number))
+            _arm(patch, _Killer(when, number))
             asyncio.run(converged(root, spec))
 
     return wait(fork(child, root / "victim.txt"), root / "victim.txt") == -signal.SIGKILL
@@ -90,39 +90,48 @@ def wait(pid: int, notes: Path) -> int:
     return code
 
 
-def _countdown(number: int) -> Callable[[], None]:
-    left = number
+class _Killer:
+    """Counts instants of one kind, and kills this process at the chosen one."""
 
-    def tick() -> None:
-        nonlocal left
-        left -= 1
-        if left == 0:
-            os.kill(os.getpid(), signal.SIGKILL)
+    def __init__(self, when: When, number: int) -> None:
+        self._when = when
+        self._left = number
+        self._moved = False
 
-    return tick
+    def entry_written(self) -> None:
+        self._moved = False
+        self._tick("entry-written")
+
+    def about_to_change(self) -> None:
+        """Before an effect or a change of memory. The first one after an entry finds what that entry's kill left."""
+        if self._moved:
+            self._tick("between-entries")
+        self._moved = True
+
+    def _tick(self, when: When) -> None:
+        if when == self._when:
+            self._left -= 1
+            if self._left == 0:
+                os.kill(os.getpid(), signal.SIGKILL)
 
 
-def _arm(patch: pytest.MonkeyPatch, when: When, tick: Callable[[], None]) -> None:
+def _arm(patch: pytest.MonkeyPatch, killer: _Killer) -> None:
     append, save, enter = Journal.append, Store.save, World.enter
 
     def killing_append(self: Journal, at: float, event: str, **fields: Any) -> None:
         append(self, at, event, **fields)
-        tick()
+        killer.entry_written()
 
     def killing_save(self: Store, memory: Memory) -> None:
         if memory != self.memory:
-            tick()
+            killer.about_to_change()
         save(self, memory)
 
     async def killing_enter(self: World, call: str, *about: str, write: str = "") -> Fault | None:
         if write:
-            tick()
+            killer.about_to_change()
         return await enter(self, call, *about, write=write)
 
-    match when:
-        case "entry-written":
-            patch.setattr(Journal, "append", killing_append)
-        case "memory-not-saved":
-            patch.setattr(Store, "save", killing_save)
-        case "effect-not-begun":
-            patch.setattr(World, "enter", killing_enter)
+    patch.setattr(Journal, "append", killing_append)
+    patch.setattr(Store, "save", killing_save)
+    patch.setattr(World, "enter", killing_enter)

@@ -1,7 +1,7 @@
 """Law 8: killed at any instant, the agent resumes to the old state or the new one, never a mix nobody chose.
 
-The daemon is killed by SIGKILL after every journal entry, before every effect on the host and before every change of
-its memory; then a new agent starts over what is left. Two halves: a host as found is split, self-tested and promoted;
+The daemon is killed by SIGKILL after every journal entry, and between entries before every effect on the host and every
+change of its memory that follows another one; then a new agent starts over what is left. Two halves: a host as found is split, self-tested and promoted;
 then an edited spec that halves the speed is tried and rolled back.
 """
 
@@ -20,9 +20,9 @@ PARTS = 4  # of each sweep, so that several test workers can share it
 AT_ONCE = 3  # kills under way in one worker: most of their time is spent waiting
 MOST = 200
 CLOSED = {"promoted", "rolled-back", "degraded"}  # on a busy machine the last good one may measure low: it stays
-FEWEST = 8  # instants of one kind: fewer would mean that the sweep missed the trial
+FEWEST = 20  # journal entries of either half: fewer would mean that the sweep missed the trial
 NOTES, UNREACHED = "notes.txt", "unreached"
-INSTANTS: tuple[When, ...] = ("entry-written", "effect-not-begun", "memory-not-saved")
+INSTANTS: tuple[When, ...] = ("entry-written", "between-entries")
 
 
 @pytest.fixture(scope="module")
@@ -60,7 +60,7 @@ def sweep(folder: Path, when: When, part: int, spec: str, end: str, make: Callab
         for pid, root in jobs:
             wait(pid, root / NOTES)
         if any((root / UNREACHED).exists() for _, root in jobs):
-            assert first > FEWEST, f"only {first} instants of this kind were found"
+            assert when != "entry-written" or first > FEWEST
             return
     raise AssertionError("the sweep has no end")
 
@@ -75,7 +75,7 @@ def kill_and_resume(root: Path, spec: str, when: When, number: int, end: str) ->
 async def resumed(root: Path, spec: str, end: str) -> None:
     """A new agent over what the killed one left must come to the same end as one that was never killed."""
     async with type_host(root, spec) as agent:
-        await agent.converge()
+        await settled(agent)
         every_device_has_its_driver(agent)
         the_promoted_revision_runs(agent, end)
         the_journal_is_whole(root)
@@ -83,6 +83,16 @@ async def resumed(root: Path, spec: str, end: str) -> None:
         result = await agent.one_pass()
         assert result.plan is not None and not result.plan.actions, result.sentence
         assert agent.world.writes == writes
+
+
+async def settled(agent: Rig) -> None:
+    """Converge; where a server that has just begun was slow to answer, until its health has been asked for again."""
+    await agent.converge()
+    for _ in range(MOST):
+        if agent.condition("ServiceReady/qwen").reason != "NotAnswering":
+            return
+        await agent.host.ports.clock.sleep(30.0)
+        await agent.converge()
 
 
 def every_device_has_its_driver(agent: Rig) -> None:
