@@ -233,8 +233,14 @@ def _group_refusal(
             continue
         owner = selection.group_of(f"{other.slot_address}.0")
         at_vfio = inputs.spec.gpus[owner].driver == "vfio-pci" if owner else other.driver == Known("vfio-pci")
-        if at_vfio == to_vfio:
+        unread = not owner and isinstance(other.driver, Unknown)
+        if at_vfio == to_vfio and not unread:
             continue
+        if unread:
+            message = (
+                f"the driver of {member}, in the IOMMU group of {binding.address}, is {say(other.driver)}"
+            )
+            return Refusal("driver-binding", slot.gpu, "IommuGroupUnknown", message, "wait for the next pass")
         stays = "the spec does not give to vfio-pci" if to_vfio else "stays with vfio-pci"
         message = f"IOMMU group {group.number if group else ''} of {binding.address} also holds {member} (driver {say(other.driver)}), which {stays}"
         step = "give the whole group to one driver, or put the card in a slot with a group of its own"

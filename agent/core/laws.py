@@ -6,17 +6,19 @@ the journal and the trial record survive a kill, and status carries ``simulated`
 """
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
-from agent.core.fact import Known, say
+from agent.core.binding import group_of, quarantined
+from agent.core.fact import Absent, Known, Unknown, say
 from agent.core.inputs import Inputs
-from agent.core.memory import Memory
-from agent.core.p2p_decision import decide, standing
+from agent.core.p2p_decision import holds, standing
 from agent.core.plan import Action, Plan
+from agent.core.problem import secret_value
+from agent.core.render import P2P_OFF_ENV, P2P_OFF_FLAG
 from agent.core.resolve import resolve
+from agent.core.revision import Revision
 from agent.core.spec import GpuHost
-from agent.core.verdict import usable
 
 Step = tuple[Inputs, Action]
 
@@ -36,7 +38,7 @@ def check_plan(plan: Plan, inputs: Inputs, steps: Iterable[Step]) -> list[Violat
         for law, broken in LAWS.items()
         for message in broken(state, action)
     ]
-    return found + _law_5_refusals(plan, inputs)
+    return [*found, *_law_5_refusals(plan, inputs), *_law_10_texts(plan, inputs)]
 
 
 def law_1(inputs: Inputs, action: Action) -> list[str]:
@@ -44,17 +46,23 @@ def law_1(inputs: Inputs, action: Action) -> list[str]:
     broken = []
     for address, driver in _bindings(action):
         function = inputs.obs.function(address)
-        if function is None or not isinstance(function.driver, Known) or function.driver == Known(driver):
+        if function is None or function.driver == Known(driver):
             continue
         holders = inputs.obs.holders_of(address)
+        if isinstance(function.driver, Absent) and address not in inputs.obs.holders:
+            continue  # nothing to unbind; where somebody was looked for, "no driver" may be a pending unbind
         if not isinstance(holders, Known):
             broken.append(f"unbinds {address}, and who holds it is {say(holders)}")
         elif holders.value:
             broken.append(f"unbinds {address}, which is held: {holders.value[0].describe()}")
-        if function.driver == Known("nvidia") and not _persistence_off(inputs, address):
+        if isinstance(function.driver, Unknown):
+            broken.append(f"unbinds {address}, and its driver is {say(function.driver)}")
+        if function.driver == Known("nvidia") and function.is_gpu and not _persistence_off(inputs, address):
             broken.append(f"unbinds {address}, and its persistence mode is not known to be off")
-        if function.boot_vga == Known(value=True):
-            broken.append(f"unbinds {address}, which is the console")
+        if function.boot_vga not in (Known(value=False), Absent()) and not isinstance(
+            function.driver, Absent
+        ):
+            broken.append(f"unbinds {address}, which is or may be the console")
     return broken
 
 
@@ -65,88 +73,104 @@ def _persistence_off(inputs: Inputs, address: str) -> bool:
 
 
 def law_2(inputs: Inputs, action: Action) -> list[str]:
-    """An unbind that did not return is never written a second time."""
+    """An unbind that did not return is never written a second time, and the device is written to no more."""
     pending = inputs.obs.pci.value.pending_unbinds if isinstance(inputs.obs.pci, Known) else ()
     return [
-        f"unbinds {address} again, whose earlier unbind has not returned"
-        for address, _ in _bindings(action)
-        if address in pending or _stuck(inputs.memory, address, inputs)
+        f"writes to {address}, which is out of reach: an unbind has not returned, or the device is lost"
+        for address in sorted({*_devices(action), *_moves(action)})
+        if action.kind in DEVICE_KINDS and (address in pending or quarantined(address, inputs))
     ]
-
-
-def _stuck(memory: Memory, address: str, inputs: Inputs) -> bool:
-    entry = memory.quarantine.get(address)
-    return entry is not None and Known(entry.boot_id) == inputs.obs.platform.boot_id
 
 
 def law_3(inputs: Inputs, action: Action) -> list[str]:
     """Never touch a device the spec does not name, nor split a slot or an IOMMU group between drivers."""
-    if action.kind not in {"driver-binding", "gpu-settings", "p2p"}:
+    if action.kind not in DEVICE_KINDS:
         return []
-    resolved = resolve(inputs)
-    named = {f.address for s in resolved.slots for f in s.functions}
-    devices = [t for t in action.touches if re.fullmatch(r"[0-9a-f]{4}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]", t)]
-    broken = [f"touches {d}, which the spec does not name" for d in devices if d not in named]
+    slots = resolve(inputs).slots
+    named = {f.address: s.driver for s in slots for f in s.functions}
+    touched = sorted({*_devices(action), *_moves(action)})
+    broken = [f"touches {d}, which the spec does not name" for d in touched if d not in named]
     moves = dict(_bindings(action))
     for address, driver in moves.items():
-        if driver == "vfio-pci":
-            broken += [
-                f"leaves {m} of {address}'s IOMMU group on {d}"
-                for m, d in _left_behind(inputs, address, moves)
-            ]
+        wanted = named.get(address, driver)
+        if (driver == "vfio-pci") != (wanted == "vfio-pci"):
+            broken.append(f"binds {address} to {driver or 'no driver'}, and its group has {wanted}")
+        broken += _splits(inputs, address, moves, named)
     return broken
 
 
-def _left_behind(inputs: Inputs, address: str, moves: dict[str, str]) -> list[tuple[str, str]]:
-    """Members of the group, the slot included, that stay on a host driver and are no one's to move to vfio-pci."""
+def _splits(inputs: Inputs, address: str, moves: Mapping[str, str], named: Mapping[str, str]) -> list[str]:
+    """Members of the slot and of the IOMMU group that would stay on the other side of vfio-pci.
+
+    A slot moves in one action. Other cards of the group may follow in actions of their own, when the spec wants that.
+    """
     pci = inputs.obs.pci.value if isinstance(inputs.obs.pci, Known) else None
     function = pci.functions.get(address) if pci else None
     if pci is None or function is None:
         return []
-    group = pci.groups.get(function.iommu_group.value) if isinstance(function.iommu_group, Known) else None
-    slots = resolve(inputs).slots
-    to_vfio = {f.address for s in slots if s.driver == "vfio-pci" for f in s.functions}
+    to_vfio = moves[address] == "vfio-pci"
+    if not to_vfio and isinstance(function.driver, Known) and function.driver != Known("vfio-pci"):
+        return []  # from one host driver to another
+    group = group_of(function, pci)
+    slot = [a for a, f in pci.functions.items() if f.slot_address == function.slot_address]
     left = []
-    for member in group.members if group else ():
+    for member in dict.fromkeys([*slot, *(group.members if group else ())]):
         other = pci.functions.get(member)
-        if other is None or other.is_bridge or member in moves or member in to_vfio:
+        if other is None or other.is_bridge or member in moves:
             continue
-        if other.driver != Known("vfio-pci"):
-            left.append((member, say(other.driver)))
+        follows = member not in slot and (named.get(member) == "vfio-pci") == to_vfio and member in named
+        if not follows and (other.driver == Known("vfio-pci")) != to_vfio:
+            left.append(f"leaves {member}, of {address}'s slot or IOMMU group, on {say(other.driver)}")
     return left
 
 
 def law_4(inputs: Inputs, action: Action) -> list[str]:
-    """A service starts with P2P on only under a good verdict with a matching fingerprint for exactly its GPUs."""
+    """A service starts with P2P on only under a good verdict with a matching fingerprint for exactly its GPUs.
+
+    Judged by what would be executed, and by what the action says of itself: not by how the planner decided.
+    """
     if action.kind != "service" or action.verb not in {"trial", "prove"}:
         return []
     service = resolve(inputs).services.get(action.target)
     revision = service.effective if service else None
-    if service is None or revision is None or len(revision.gpus) < 2 or not revision.p2p:
+    if (
+        revision is None
+        or len(revision.gpus) < 2
+        or not (action.params.get("p2p") == "on" or leaves_p2p_on(revision))
+    ):
         return []
     verdict = standing(inputs.memory.verdict_for(revision.gpus), inputs.obs, revision.gpus)
-    if usable(verdict, inputs.obs, revision.gpus):
+    if holds(verdict, inputs.obs, revision.gpus):
         return []
-    return [
-        f"starts {action.target} with P2P on, and {decide(service.service, revision.gpus, inputs).reason}"
-    ]
+    return [f"starts {action.target} with P2P on, and no good verdict holds for {', '.join(revision.gpus)}"]
 
 
-FORBIDDEN_WITH_SNP = re.compile(
-    r"\b(put|add|set|append)\b[^;,]*\b(iommu=pt|iommu=off|amd_iommu=off|intel_iommu=off)"
+def leaves_p2p_on(revision: Revision) -> bool:
+    """Some consumer of P2P is not switched off: NCCL, or SGLang's own custom all-reduce."""
+    env_off = all(revision.env.get(name) == value for name, value in P2P_OFF_ENV.items())
+    return not (env_off and f"--{P2P_OFF_FLAG}" in revision.argv)
+
+
+UNTRANSLATED = re.compile(
+    r"\b(?:iommu=(?:\S*,)?(?:pt|off)|(?:amd|intel)_iommu=(?:\S*,)?off|iommu\.passthrough=(?:1|y|on))\b"
 )
+TAKES_AWAY = re.compile(r"\b(remove|drop|delete|without|no|not|never)\b", re.IGNORECASE)
+
+
+def proposes_untranslated(text: str) -> bool:
+    """Some clause names such an argument and does not take it away."""
+    clauses = re.split(r"[;:.]\s|\bthen\b|\n", text)
+    return any(UNTRANSLATED.search(clause) and not TAKES_AWAY.search(clause) for clause in clauses)
 
 
 def law_5(inputs: Inputs, action: Action) -> list[str]:
     """Never propose iommu=pt or IOMMU off on a host whose spec has SEV-SNP: the kernel then refuses SNP."""
     if not _snp(inputs.host):
         return []
-    text = " ".join([action.description, *action.params.values()])
-    return (
-        ["proposes a kernel argument that makes the kernel refuse SNP"]
-        if FORBIDDEN_WITH_SNP.search(text)
-        else []
-    )
+    texts = [action.description, action.undo, *action.params.values()]
+    if any(proposes_untranslated(text) for text in texts):
+        return ["proposes a kernel argument that makes the kernel refuse SNP"]
+    return []
 
 
 def _law_5_refusals(plan: Plan, inputs: Inputs) -> list[Violation]:
@@ -155,7 +179,7 @@ def _law_5_refusals(plan: Plan, inputs: Inputs) -> list[Violation]:
     return [
         Violation(5, f"{r.kind}/{r.target}", f"advises what makes the kernel refuse SNP: {r.next_step}")
         for r in plan.refusals
-        if FORBIDDEN_WITH_SNP.search(r.next_step)
+        if proposes_untranslated(r.next_step)
     ]
 
 
@@ -165,17 +189,55 @@ def _snp(host: GpuHost) -> bool:
 
 def law_10(inputs: Inputs, action: Action) -> list[str]:
     """No secret reaches a unit file, a log, the journal or a diff: actions carry paths of secrets, never values."""
-    names = {n for s in inputs.spec.services.values() for n in s.secrets}
-    text = " ".join([action.description, action.why, action.undo, *action.params.values()])
+    texts = [action.description, action.why, action.undo, *action.params.values(), *action.params]
+    found = [f"carries a value for the secret {n}" for n in _secrets_said(inputs, texts)]
+    return found + [f"carries a value for the secret {n}" for n in _secrets(inputs) if n in action.params]
+
+
+def _law_10_texts(plan: Plan, inputs: Inputs) -> list[Violation]:
+    """Drift and refusals are read by people and kept in the status and the journal."""
+    texts = [(f"{d.kind}/{d.target}", [d.field, d.desired, d.observed, d.why]) for d in plan.drifts]
+    texts += [(f"{r.kind}/{r.target}", [r.message, r.next_step]) for r in plan.refusals]
     return [
-        f"carries a value for the secret {n}" for n in sorted(names) if re.search(rf"\b{re.escape(n)}=", text)
+        Violation(10, where, f"carries a value for the secret {name}")
+        for where, said in texts
+        for name in _secrets_said(inputs, said)
     ]
 
 
+def _secrets(inputs: Inputs) -> list[str]:
+    return sorted({n for s in inputs.spec.services.values() for n in s.secrets})
+
+
+def _secrets_said(inputs: Inputs, texts: Iterable[str]) -> list[str]:
+    """Names of secrets that are given a value, and anything of the well-known shapes of credentials."""
+    text = " ".join(texts)
+    named = [n for n in _secrets(inputs) if re.search(rf"\b{re.escape(n)}=", text)]
+    return named or (["of a well-known shape"] if secret_value(text) else [])
+
+
+# Verbs of driver binding that move no driver; every other one is taken for a move.
+UNMOVING = {"persistence-off", "persistence-on", "quiesce", "restore-unit", "write-rules", "mend-override"}
+DEVICE_KINDS = {"driver-binding", "gpu-settings", "p2p"}
+ADDRESS = re.compile(r"[0-9a-f]{4}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
+
+
 def _bindings(action: Action) -> list[tuple[str, str]]:
-    if action.kind != "driver-binding" or action.verb != "bind":
+    return [] if action.verb in UNMOVING else sorted(_moves(action).items())
+
+
+def _moves(action: Action) -> dict[str, str]:
+    """Functions and drivers in the action's parameters, whether it moves them or only says where they belong."""
+    if action.kind != "driver-binding":
+        return {}
+    return {name: value for name, value in action.params.items() if ADDRESS.fullmatch(name)}
+
+
+def _devices(action: Action) -> list[str]:
+    """Devices that the action says it touches; a unit that is stopped or started again touches nothing on them."""
+    if action.verb in {"quiesce", "restore-unit"}:
         return []
-    return sorted(action.params.items())
+    return [t for t in (action.target, *action.touches) if ADDRESS.fullmatch(t)]
 
 
 LAWS: dict[int, Callable[[Inputs, Action], list[str]]] = {

@@ -12,6 +12,7 @@ from agent.core.observation import Gpu, ServiceFacts
 from agent.core.quantity import say_duration
 from agent.core.resolve import Resolved, ResolvedService, matches
 from agent.core.revision import Revision
+from agent.core.selection import identify
 from agent.core.status import GpuStatus, HostStatus, P2PStatus, ServiceStatus, TrialStatus
 
 PROOF_SIMULATED = (
@@ -59,7 +60,6 @@ def gpu_statuses(inputs: Inputs, resolved: Resolved) -> tuple[GpuStatus, ...]:
         name = resolved.selection.group_of(address)
         seen = inputs.obs.nvml.value.gpus.get(address) if isinstance(inputs.obs.nvml, Known) else None
         gpu: Gpu | None = seen.value if isinstance(seen, Known) else None
-        identity = inputs.memory.identities.get(address)
         gpus.append(
             GpuStatus(
                 address=address,
@@ -67,7 +67,7 @@ def gpu_statuses(inputs: Inputs, resolved: Resolved) -> tuple[GpuStatus, ...]:
                 driver=say(function.driver),
                 desired_driver=inputs.spec.gpus[name].driver if name else "",
                 name=say(gpu.name) if gpu else "",
-                uuid=say(gpu.uuid) if gpu else (identity.uuid if identity else ""),
+                uuid=identify(address, function, inputs.obs, inputs.memory.identities).uuid,
                 numa_node=value_or(function.numa_node, None),
                 iommu=say(group.type) if group else say(function.iommu_group),
                 power_limit=value_or(gpu.power_limit, None) if gpu else None,

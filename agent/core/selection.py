@@ -7,12 +7,14 @@ selected address its identity is remembered, and another card found there later 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from agent.core.fact import Known, value_or
+from agent.core.fact import Known, Unknown, value_or
 from agent.core.inputs import Inputs
 from agent.core.memory import Identity
 from agent.core.observation import Observation, PciFunction
 from agent.core.plan import Refusal
 from agent.core.spec import ByAddress, ByNuma, BySerial, BySlot, ByUuid, GpuGroup, Selector
+
+MOVED_STEP = "select the cards by uuid, serial or slot, or correct the addresses and save the spec"
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +33,8 @@ def select(inputs: Inputs) -> Selection:
     refusals: list[Refusal] = []
     if not isinstance(inputs.obs.pci, Known):
         return Selection()
-    gpus = {a: f for a, f in sorted(inputs.obs.pci.value.functions.items()) if f.is_gpu}
+    # A card is its function 0: virtual functions are GPUs by their class, and no cards.
+    gpus = {a: f for a, f in sorted(inputs.obs.pci.value.functions.items()) if f.is_gpu and a.endswith(".0")}
     for name, group in inputs.spec.gpus.items():
         found, problems = _select_group(name, group, gpus, inputs)
         groups[name] = found
@@ -70,7 +73,7 @@ def _select_group(
     for selector in group.select:
         address = find(selector, gpus, inputs)
         if address is None:
-            problems.append(_missing(name, selector, inputs))
+            problems.append(_unknown(name, selector, gpus, inputs) or _missing(name, selector, inputs))
         elif moved := _moved(address, selector, gpus, inputs):
             problems.append(moved)
         elif address not in found:
@@ -81,6 +84,10 @@ def _select_group(
 def _select_numa(
     name: str, wanted: ByNuma, gpus: Mapping[str, PciFunction]
 ) -> tuple[tuple[str, ...], list[Refusal]]:
+    unread = [a for a, f in gpus.items() if isinstance(f.numa_node, Unknown)]
+    if unread:  # it may be one of the first, and then another card would be taken in its place
+        message = f"group {name}: the NUMA node of {', '.join(unread)} cannot be read"
+        return (), [Refusal("driver-binding", name, "NumaUnknown", message, "wait for the next pass")]
     found = tuple(a for a, f in gpus.items() if f.numa_node == Known(wanted.numa_node))[: wanted.count]
     if len(found) == wanted.count:
         return found, []
@@ -116,21 +123,54 @@ def identify(
 
     A remembered UUID counts only while nothing that can be seen contradicts it.
     """
+    seen = _seen(address, function, obs)
+    old = None if seen.uuid else _remembered(seen, obs, remembered)
+    if old is None:
+        return seen
+    return seen.model_copy(update={"uuid": old.uuid, "board": seen.board or old.board})
+
+
+def _seen(address: str, function: PciFunction, obs: Observation) -> Identity:
     gpu = obs.nvml.value.gpus.get(address) if isinstance(obs.nvml, Known) else None
     uuid = value_or(gpu.value.uuid, "") if isinstance(gpu, Known) else ""
     board = value_or(gpu.value.serial, "") if isinstance(gpu, Known) else ""
-    serial = value_or(function.serial, "")
-    old = next((i for i in remembered.values() if serial and i.serial == serial), None) or remembered.get(
-        address
+    serial, slot = value_or(function.serial, ""), value_or(function.slot, "")
+    return Identity(address=address, uuid=uuid, serial=serial, board=board, slot=slot)
+
+
+def _remembered(seen: Identity, obs: Observation, remembered: Mapping[str, Identity]) -> Identity | None:
+    """The memory of this card: by its serial wherever it stands now, else by its place while that still means it."""
+    for old in remembered.values():
+        if seen.serial and old.serial == seen.serial:
+            return old
+    here = remembered.get(seen.address)
+    if here is None or not same_card(here, seen) or (not _agree(here, seen) and renumbered(obs, remembered)):
+        return None
+    shown = obs.nvml.value.gpus.items() if isinstance(obs.nvml, Known) else ()
+    elsewhere = any(
+        isinstance(g, Known) and g.value.uuid == Known(here.uuid) for a, g in shown if a != seen.address
     )
-    if not uuid and old is not None and (not serial or not old.serial or old.serial == serial):
-        uuid, board = old.uuid, board or old.board
-    return Identity(address=address, uuid=uuid, serial=serial, board=board, slot=value_or(function.slot, ""))
+    return None if elsewhere else here
 
 
 def same_card(a: Identity, b: Identity) -> bool:
-    """False only on evidence: a UUID or serial that both have and that differs."""
-    return not ((a.uuid and b.uuid and a.uuid != b.uuid) or (a.serial and b.serial and a.serial != b.serial))
+    """False only on evidence: a UUID or serial that both have and that differs, or without either another slot."""
+    if (a.uuid and b.uuid and a.uuid != b.uuid) or (a.serial and b.serial and a.serial != b.serial):
+        return False
+    return _agree(a, b) or not (a.slot and b.slot)
+
+
+def _agree(a: Identity, b: Identity) -> bool:
+    return any(x and x == y for x, y in ((a.uuid, b.uuid), (a.serial, b.serial), (a.slot, b.slot)))
+
+
+def renumbered(obs: Observation, remembered: Mapping[str, Identity]) -> bool:
+    """Bus numbers have changed: another card stands where one was, or one is gone and a new place is taken."""
+    if not isinstance(obs.pci, Known):
+        return False
+    here = {a: _seen(a, f, obs) for a, f in obs.pci.value.functions.items() if f.is_gpu and a.endswith(".0")}
+    other = any(a in here and not same_card(old, here[a]) for a, old in remembered.items())
+    return other or (any(a not in here for a in remembered) and any(a not in remembered for a in here))
 
 
 def _moved(
@@ -138,19 +178,28 @@ def _moved(
 ) -> Refusal | None:
     if not isinstance(selector, str | ByAddress):
         return None  # the selector itself names the card
-    old = inputs.memory.identities.get(address)
-    seen = identify(address, gpus[address], inputs.obs, {})
-    if old is None or same_card(old, seen):
+    remembered = inputs.memory.identities
+    old, seen = remembered.get(address), _seen(address, gpus[address], inputs.obs)
+    if old is not None and not same_card(old, seen):
+        now_at = _now_at(old, inputs)
+        message = (
+            f"the card at {address} is not the one the spec was accepted for"
+            f" (was {_who(old)}, is {_who(seen)}); that card is {'now at ' + now_at if now_at else 'not seen on this host'}"
+        )
+    elif (old is None or not _agree(old, seen)) and renumbered(inputs.obs, remembered):
+        message = (
+            f"cards have moved on this host, and nothing tells whether the one at {address} is still the same"
+        )
+    else:
         return None
-    now_at = next(
-        (a for a, f in gpus.items() if a != address and _matches(old, identify(a, f, inputs.obs, {}))), None
-    )
-    message = (
-        f"the card at {address} is not the one the spec was accepted for"
-        f" (was {_who(old)}, is {_who(seen)}); that card is {'now at ' + now_at if now_at else 'not on this host'}"
-    )
-    step = "select the cards by uuid, serial or slot, or correct the addresses and save the spec"
-    return Refusal("driver-binding", address, "CardMoved", message, step, terminal=True)
+    return Refusal("driver-binding", address, "CardMoved", message, MOVED_STEP, terminal=True)
+
+
+def _now_at(old: Identity, inputs: Inputs) -> str | None:
+    """Where else that card is now, or None when no GPU of this host is known to be it."""
+    functions = inputs.obs.pci.value.functions if isinstance(inputs.obs.pci, Known) else {}
+    others = (f for f in functions.values() if f.is_gpu and f.address != old.address)
+    return next((f.address for f in others if _matches(old, identify(f.address, f, inputs.obs, {}))), None)
 
 
 def _matches(old: Identity, seen: Identity) -> bool:
@@ -161,16 +210,39 @@ def _who(identity: Identity) -> str:
     return identity.uuid or (f"serial {identity.serial}" if identity.serial else "unidentified")
 
 
-def _missing(name: str, selector: Selector, inputs: Inputs) -> Refusal:
-    wanted = (
+def _unknown(
+    name: str, selector: Selector, gpus: Mapping[str, PciFunction], inputs: Inputs
+) -> Refusal | None:
+    """The card may well be here: some cards cannot be told apart now."""
+    if isinstance(selector, str | ByAddress):
+        return None
+    field = next(iter(type(selector).model_fields))
+    seen = {a: identify(a, f, inputs.obs, inputs.memory.identities) for a, f in gpus.items()}
+    nameless = [a for a, card in seen.items() if not getattr(card, field)]
+    if not nameless:
+        return None
+    message = f"group {name}: no card is known to have {_words(selector)}, and that of {', '.join(nameless)} is unknown"
+    step = "wait until it can be read; a card on vfio-pci shows its serial and slot, but no uuid"
+    return Refusal("driver-binding", name, "CardUnknown", message, step)
+
+
+def _words(selector: Selector) -> str:
+    return (
         selector
         if isinstance(selector, str)
         else " ".join(f"{k} {v}" for k, v in selector.model_dump().items())
     )
+
+
+def _missing(name: str, selector: Selector, inputs: Inputs) -> Refusal:
+    wanted = _words(selector)
     target = wanted if isinstance(selector, str) else name
     function = inputs.obs.function(wanted) if isinstance(selector, str) else None
     what = "is not an NVIDIA GPU" if function is not None else "was not found on this host"
     old = inputs.memory.identities.get(wanted) if isinstance(selector, str) else None
+    if old is not None and (now_at := _now_at(old, inputs)):
+        message = f"group {name}: {wanted} {what}; the card seen there before is now at {now_at}"
+        return Refusal("driver-binding", wanted, "CardMoved", message, MOVED_STEP, terminal=True)
     known = f"; the card seen there before was {_who(old)}" if old else ""
     message = f"group {name}: {wanted} {what}{known}"
     step = "check the card (lspci -d 10de:) and correct the spec"

@@ -49,6 +49,8 @@ class P2PVerdict(Record):
             return f"self-test could not judge: {self.control_detail}"
         if self.result == "good":
             return f"all {total} ordered pairs good"
+        if not bad and self.faults:
+            return f"{self.faults} page faults during the test, although the data of all {total} ordered pairs was right"
         return f"{bad} of {total} ordered pairs {self.result}"
 
 

@@ -14,6 +14,7 @@ from agent.core.model import with_function, with_gpu, with_gpus, with_memory, wi
 from agent.core.observation import Gpu
 from agent.core.plan import Action, Disruption, Drift, Plan, Refusal, Stage
 from agent.core.resolve import Resolved
+from agent.core.selection import identify
 from agent.kind import must_wait
 from agent.kinds.rebind import UDEV_RULES, mend_overrides, rebind, set_persistence, switch_unit, write_rules
 from agent.ports import Ports
@@ -48,8 +49,8 @@ class DriverBinding:
     def _rules_drift(self, inputs: Inputs, resolved: Resolved) -> list[Drift]:
         observed = inputs.obs.host_files.get(UDEV_RULES)
         wanted = udev_rules(resolved)
-        selected = resolved.slots or not resolved.selection.refusals
-        if not isinstance(observed, Known | Absent) or not isinstance(inputs.obs.pci, Known) or not selected:
+        unsure = any(r.reason.endswith("Unknown") for r in resolved.selection.refusals)
+        if not isinstance(observed, Known | Absent) or not isinstance(inputs.obs.pci, Known) or unsure:
             return []
         if value_or(observed, "") == wanted and (wanted or isinstance(observed, Absent)):
             return []
@@ -274,11 +275,8 @@ def _predict_nvml(action: Action, inputs: Inputs) -> Inputs:
             continue
         seen.pop(address, None)
         if driver == "nvidia":
-            uuid: Fact[str] = (
-                Known(i.uuid)
-                if (i := inputs.memory.identities.get(address)) and i.uuid
-                else Known(f"GPU-{address}")
-            )
+            known = identify(address, function, inputs.obs, inputs.memory.identities).uuid
+            uuid: Fact[str] = Known(known or f"GPU-{address}")
             off, idle = Known(value=False), Known(0)
             seen[address] = Known(
                 Gpu(address, 0, Absent(), uuid, Absent(), persistence_mode=off, utilization=idle)

@@ -90,7 +90,7 @@ def _condition(service: ResolvedService, inputs: Inputs) -> Condition:
     if verdict.result == "good":
         return Condition(type=kind, status="True", reason="Good", message=verdict.summary())
     message = (
-        f"{verdict.summary()}{_what_was_found(verdict)} ({_pairs(verdict)}); {verdict.explanation}{seen}"
+        f"{verdict.summary()}{_what_was_found(verdict)}{_pairs(verdict)}; {verdict.explanation}{seen}"
     )
     # With p2p: auto a bad verdict is handled (P2P is off), so it is a fact and not a fault of convergence.
     return Condition(
@@ -101,7 +101,7 @@ def _condition(service: ResolvedService, inputs: Inputs) -> Condition:
 def _pairs(verdict: P2PVerdict) -> str:
     pairs = verdict.bad_pairs()
     more = f" and {len(pairs) - NAMED} more" if len(pairs) > NAMED else ""
-    return ", ".join(f"{a} -> {b}" for a, b in pairs[:NAMED]) + more
+    return f" ({', '.join(f'{a} -> {b}' for a, b in pairs[:NAMED])}{more})" if pairs else ""
 
 
 def _what_was_found(verdict: P2PVerdict) -> str:

@@ -147,7 +147,7 @@ async def _unbind(address: str, driver: str, ports: Ports) -> None:
             raise UnbindStuckError(address, UNBIND_DEADLINE)
         await ports.clock.sleep(POLL)
     if state.startswith("failed"):
-        raise TransientError(f"unbinding {address} from {driver} failed: {state}", reason="UnbindFailed")
+        raise TransientError(f"unbinding {address} from {driver} {state}", reason="UnbindFailed")
     if isinstance(await ports.pci.read_driver(address), Known):
         raise TransientError(f"{address} is still on a driver after its unbind", reason="ReadBackFailed")
 

@@ -2,16 +2,18 @@
 
 from dataclasses import replace
 
+from agent.core.binding import belongs_to
 from agent.core.condition import Condition
 from agent.core.errors import TerminalError
 from agent.core.fact import Absent, Known, Unknown
 from agent.core.inputs import Inputs
 from agent.core.memory import Promoted
 from agent.core.model import with_memory, with_service, without_holders
-from agent.core.observation import Process, ServiceFacts, Unit
+from agent.core.observation import Holder, Process, ServiceFacts, Unit
 from agent.core.plan import Action, Disruption, Drift, Plan, Refusal, Stage
 from agent.core.resolve import Resolved, ResolvedService, resolve
 from agent.core.revision import Revision
+from agent.core.spec import LxcTarget, Service
 from agent.ports import Ports
 
 
@@ -42,9 +44,9 @@ class ServiceKind:
         """The model assumes that starts succeed and proofs pass."""
         name = action.target
         if action.verb == "stop":
-            unit = inputs.spec.services[name].unit
+            service = inputs.spec.services[name]
             stopped = with_service(inputs, name, _stopped)
-            return without_holders(stopped, lambda h: h.unit == unit)
+            return without_holders(stopped, lambda h: belongs_to(h, service))
         if action.verb in {"trial", "prove"}:
             return _proved(name, inputs)
         return inputs
@@ -68,12 +70,11 @@ def _because(service: ResolvedService) -> str:
 
 def _touches(service: ResolvedService, inputs: Inputs) -> tuple[str, ...]:
     """The unit, its GPUs, and every function that its processes hold now."""
-    unit = service.service.unit
     held = [
         address for address, fact in sorted(inputs.obs.holders.items())
-        if isinstance(fact, Known) and any(h.unit == unit for h in fact.value)
+        if isinstance(fact, Known) and any(belongs_to(h, service.service) for h in fact.value)
     ]  # fmt: skip
-    return (unit, *dict.fromkeys([*service.gpus, *held]))
+    return (service.service.unit, *dict.fromkeys([*service.gpus, *held]))
 
 
 def _stop(service: ResolvedService, inputs: Inputs) -> Action:
@@ -93,12 +94,16 @@ def _preflight(service: ResolvedService) -> Action:
 
 def _trial(service: ResolvedService) -> Action:
     what = "restore the last good revision" if service.fallback else f"start {_revision(service.effective)}"
-    untested = not service.p2p.current and len(service.gpus) > 1 and service.service.p2p != "off"
-    note = ", with the P2P setting that the self-test decides" if untested and not service.fallback else ""
+    decided = not service.untested or service.fallback or service.p2p_obstacle
+    note = "" if decided else ", with the P2P setting that the self-test decides"
+    revision = service.effective
+    p2p = "on" if revision and revision.p2p else "off"
+    gpus = dict.fromkeys([*service.gpus, *(revision.gpus if revision else ())])
     return Action(
         "service", "trial", service.name, f"{what} of {service.name} on trial: ready, effective, smoke, benchmark{note}",
         Stage.START, Disruption.RESTART if service.running else Disruption.LIVE,
-        touches=(service.service.unit, *service.gpus), hits=(f"users of {service.name}",),
+        params={"revision": revision.id if revision else "", "p2p": p2p if decided else "as tested"},
+        touches=(service.service.unit, *gpus), hits=(f"users of {service.name}",),
         undo="the last good revision comes back" if service.service.gate.on_failure == "rollback" else "stop and wait",
         why=_because(service),
     )  # fmt: skip
@@ -122,8 +127,8 @@ def _stopped(facts: ServiceFacts) -> ServiceFacts:
 def _proved(name: str, inputs: Inputs) -> Inputs:
     resolved = resolve(inputs).services[name]
     revision = resolved.effective
-    if revision is None:
-        return inputs
+    if revision is None or resolved.need == "wait":
+        return inputs  # what the self-test found forbids the start
     unit = Unit(revision.unit, "loaded", "active", "running", main_pid=1)
     process = Known(Process(1, revision.argv, revision.env))
     after = with_service(
@@ -133,14 +138,26 @@ def _proved(name: str, inputs: Inputs) -> Inputs:
             f, unit=Known(unit), files=Known(revision.files), process=process, health=Known("ok")
         ),
     )
+    after = _held_by(resolved.service, revision.gpus, after)
     promoted = Promoted(revision=revision, generation=inputs.generation, at=inputs.now, benchmark=None)
-    return with_memory(after, promoted={**inputs.memory.promoted, name: promoted})
+    trials = {n: t for n, t in inputs.memory.trials.items() if n != name}
+    return with_memory(after, promoted={**inputs.memory.promoted, name: promoted}, trials=trials)
+
+
+def _held_by(service: Service, gpus: tuple[str, ...], inputs: Inputs) -> Inputs:
+    container = str(service.target.lxc) if isinstance(service.target, LxcTarget) else ""
+    holder = Holder("process", "/dev/nvidia*", 1, "python3", service.unit, container)
+    holders = {
+        a: Known((*f.value, holder)) if a in gpus and isinstance(f, Known) else f
+        for a, f in inputs.obs.holders.items()
+    }
+    return replace(inputs, obs=replace(inputs.obs, holders=holders))
 
 
 def _waiting(name: str, plan: Plan) -> Refusal | None:
     """What failed before and waits for its next try."""
     held = (r for r in plan.refusals if (r.kind, r.target) == (ServiceKind.name, name))
-    return next((r for r in held if r.reason in {"Failed", "Backoff"}), None)
+    return next((r for r in held if r.reason in {"Failed", "Backoff", "Waiting"}), None)
 
 
 def _condition(service: ResolvedService, inputs: Inputs, waiting: Refusal | None) -> Condition:
@@ -168,7 +185,7 @@ def _condition(service: ResolvedService, inputs: Inputs, waiting: Refusal | None
     if blocking is not None:
         return Condition(
             type=kind,
-            status="False",
+            status="Unknown" if blocking.reason.endswith("Unknown") else "False",
             reason=blocking.reason,
             message=blocking.message,
             next_step=blocking.next_step,

@@ -4,7 +4,7 @@ import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from agent.core.errors import AgentError, TerminalError, TransientError
+from agent.core.errors import AgentError, TerminalError
 from agent.core.fact import value_or
 from agent.core.memory import Quarantine
 from agent.core.observation import Observation
@@ -51,6 +51,8 @@ class Executor:
         notes: list[str] = []
         for action in plan.actions:
             if self.stopping:
+                left = len(plan.actions) - len(done)
+                notes.append(f"stopping: {left} of {len(plan.actions)} actions are left for the next start")
                 break
             self.journal.append(
                 self._now, "intent", plan=plan.id, pass_id=pass_id, action=action.key, text=action.description
@@ -175,7 +177,7 @@ class Executor:
             )
             try:
                 await kind_of(self.kinds, action.revert).act(action.revert, self.ports)
-            except (TransientError, OSError) as error:
+            except (AgentError, OSError) as error:
                 self.journal.append(
                     self._now,
                     "outcome",

@@ -4,12 +4,15 @@ An intent is fsynced before its effect begins. The journal explains and counts; 
 line, left by a crash, is passed over when reading and cut off before the next write.
 """
 
+import contextlib
 import json
 import os
 from collections import deque
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+
+from agent.loop.store import write_all
 
 MAX_BYTES = 4 << 20
 KEPT_IN_MEMORY = 32  # records that ``tail`` can give without reading the file again
@@ -37,9 +40,19 @@ class Journal:
         """Write one record and fsync it. ``event``: intent, outcome, phase, generation, request, note."""
         self._rotate()
         record = {"at": round(at, 3), "event": event, **fields}
-        os.write(self._fd, json.dumps(record, ensure_ascii=False, default=str).encode() + b"\n")
-        os.fsync(self._fd)
+        self._write(json.dumps(record, ensure_ascii=False, default=str).encode() + b"\n")
         self._tail.append(record)
+
+    def _write(self, line: bytes) -> None:
+        """The whole line or nothing: what a full disk cuts short must not swallow the next record."""
+        end = os.fstat(self._fd).st_size
+        try:
+            write_all(self._fd, line)
+            os.fsync(self._fd)
+        except OSError:
+            with contextlib.suppress(OSError):
+                os.ftruncate(self._fd, end)
+            raise
 
     def _rotate(self) -> None:
         if os.fstat(self._fd).st_size < MAX_BYTES:

@@ -23,6 +23,7 @@ POLL = 0.5
 IDLE_MEMORY_MIB = 2048  # a GPU without processes holds less than this
 SMOKE_TOKENS = 256
 READY_TIMEOUT = 60.0
+PORT_TIMEOUT = 5.0  # a port that nobody has refuses at once; one that says nothing for so long is taken
 
 
 class PhaseFailedError(Exception):
@@ -103,7 +104,9 @@ class Lifecycle:
 
     async def _port_taken(self, service: Service) -> bool:
         try:
-            await self.ports.inference.get(self.target(service).endpoint(port_of(service)), "/v1/models", 2.0)
+            await self.ports.inference.get(
+                self.target(service).endpoint(port_of(service)), "/v1/models", PORT_TIMEOUT
+            )
         except ConnectionRefusedError:
             return False
         except OSError:

@@ -1,5 +1,6 @@
 """Status leaves through this one door: the file under the run directory and systemd's STATUS line."""
 
+import asyncio
 import os
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -47,7 +48,9 @@ class Publisher:
     stale_after: float = 120.0
     _status: Status | None = field(default=None)
     _shown: tuple[object, ...] = ()  # what the published status was made from
+    _activity: str = ""
     _activity_at: float = 0.0
+    _later: asyncio.TimerHandle | None = None
 
     def publish(
         self, decision: "Decision", specs: Specs, conditions: tuple[Condition, ...], sentence: str, view: View
@@ -119,13 +122,21 @@ class Publisher:
         )
 
     def activity(self, text: str) -> None:
-        """What is being done right now: published at most once a second, for people who watch."""
-        now = self.clock.now()
-        if self._status is None or now - self._activity_at < ACTIVITY_EVERY:
+        """What is being done right now: published at most once a second, the last of several, for people who watch."""
+        if self._status is None:
             return
-        self._activity_at = now
-        line = text or self._status.activity
-        self._write(self._status.model_copy(update={"activity": line, "published_at": now}), line)
+        self._activity = text or self._activity
+        wait = ACTIVITY_EVERY - (self.clock.now() - self._activity_at)
+        if not 0 < wait <= ACTIVITY_EVERY:
+            self._show_activity()
+        elif self._later is None:
+            self._later = asyncio.get_running_loop().call_later(wait, self._show_activity)
+
+    def _show_activity(self) -> None:
+        if self._status is not None:
+            self._activity_at = self.clock.now()
+            update = {"activity": self._activity, "published_at": self._activity_at}
+            self._write(self._status.model_copy(update=update), self._activity)
 
     def last_words(self, sentence: str, *, trusted: bool) -> None:
         """The agent stops, or a pass failed: the last status with that sentence, no longer ready unless trusted."""
@@ -148,7 +159,10 @@ class Publisher:
         )  # fmt: skip
 
     def _write(self, status: Status, line: str) -> None:
-        self._status, self._shown = status, ()
+        if self._later is not None:
+            self._later.cancel()
+            self._later = None
+        self._status, self._shown, self._activity = status, (), status.activity
         write_atomic(self.path, status.model_dump_json().encode(), mode=0o644, sync=False)
         self._tell(line)
 

@@ -157,7 +157,7 @@ class Reconciler:
             self.store.update(approved="", grant=grant)
         refused = await self.permit.acquire(plan.id, str(plan.disruption))
         if refused:
-            return Executed(0, plan.actions[0], f"no permit: {refused}")
+            return Executed(0, notes=(f"waiting for a permit: {refused}",))
         self._publish(
             decision,
             PassResult(sentence="Working: " + plan.actions[0].description),
@@ -177,16 +177,18 @@ class Reconciler:
             notes=executed.notes if executed else (), pending=len(plan.actions), facts={"idle": idle},
         )  # fmt: skip
         again = executed is not None and (executed.done > 0 or bool(failed))
-        if executed is not None and not failed and self._done_before == plan.id:
+        carried_out = executed is not None and executed.done > 0 and not failed
+        if carried_out and self._done_before == plan.id:
             # Carried out twice, and the same drift is there again: something undoes it. Trying for ever would be a
             # loop of our own making, so it waits like a failure.
             text = "The same plan was carried out twice and did not hold: something else changes it back."
             self._hold(plan)
             again = False
-        self._done_before = plan.id if executed is not None and not failed else ""
+        self._done_before = plan.id if carried_out else ""
         if not plan.actions and self.store.memory.grant is not None:
             self.store.update(grant=None)  # converged: the approval has done its work
-        waits = [t - decision.inputs.now for t in self.store.memory.retry_after.values()]
+        now = decision.inputs.now  # what is due was done, or is not needed any more
+        waits = [t - now for t in self.store.memory.retry_after.values() if t > now]
         retry = max(0.5, min(waits)) if waits else None
         return PassResult(text, plan, decision.blocked, executed, again=again, retry_in=retry)
 
@@ -228,6 +230,8 @@ class Reconciler:
         )  # fmt: skip
         if decision.blocked:
             found.append(_blocked_condition(decision))
+        if self.store.problem:
+            found.append(_memory_condition(self.store.problem))
         self._conditions = merge(
             self._conditions, with_generation(found, decision.inputs.generation), decision.inputs.now
         )
@@ -275,6 +279,14 @@ def _idle_sentence(plan: Plan) -> str:
         more = f" (and {len(plan.refusals) - 1} more)" if len(plan.refusals) > 1 else ""
         return f"Waiting: {first.message}{more}."
     return "Converged: nothing to do."
+
+
+def _memory_condition(problem: str) -> Condition:
+    """Until the next start: a person should look at what happened to the state directory."""
+    step = "look at the kept file and the disk, then restart the agent: systemctl restart gpu-host-agent"
+    return Condition(
+        type="MemoryIntact", status="False", reason="MemoryUnreadable", message=problem, next_step=step
+    )
 
 
 def _blocked_condition(decision: Decision) -> Condition:

@@ -4,8 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from agent.core.errors import SpecError
-from agent.core.memory import Memory
-from agent.core.memory import Identity
+from agent.core.memory import Identity, Memory
 from agent.core.spec import GpuHost
 from agent.core.spec_load import LoadedSpec, load
 from agent.loop.journal import Journal
@@ -67,6 +66,7 @@ class Specs:
 
     def _restore(self) -> None:
         """The last good spec of an earlier run, for a daemon that starts beside a broken file."""
+        self._settle()
         text = self.store.accepted_text()
         if text is None:
             return
@@ -75,6 +75,12 @@ class Specs:
         except SpecError as error:
             self.problems = error.problems
 
+    def _settle(self) -> None:
+        """An acceptance that a kill cut short: it holds if the memory has it, else it never was."""
+        text = self.store.staged_text()
+        if text is not None:
+            self.store.settle_staged(accepted=_digest(text) == self.store.memory.spec_digest)
+
     def _accept(self, loaded: LoadedSpec, text: str) -> None:
         memory, before = self.store.memory, self.host
         self.current = loaded
@@ -82,8 +88,16 @@ class Specs:
         if adopted is memory:
             return
         self.journal.append(self.now(), "generation", generation=adopted.generation, digest=loaded.digest)
-        self.store.accept_text(text)
+        self.store.stage_text(text)
         self.store.save(adopted)
+        self.store.settle_staged(accepted=True)
+
+
+def _digest(text: str) -> str:
+    try:
+        return load(text, "the staged spec").digest
+    except SpecError:
+        return ""
 
 
 def adopt(memory: Memory, before: GpuHost | None, loaded: LoadedSpec) -> Memory:
@@ -94,12 +108,22 @@ def adopt(memory: Memory, before: GpuHost | None, loaded: LoadedSpec) -> Memory:
     """
     if loaded.digest == memory.spec_digest:
         return memory
-    same_cards = before is not None and _selects(before) == _selects(loaded.spec)
     changes: dict[str, object] = {
         "generation": memory.generation + 1, "spec_digest": loaded.digest, "failures": {}, "retry_after": {},
-        "terminal": {}, "grant": None, "approved": "", "identities": memory.identities if same_cards else {},
+        "errors": {}, "terminal": {}, "grant": None, "approved": "",
+        "identities": _kept(memory.identities, before, loaded.spec),
     }  # fmt: skip
     return memory.model_copy(update=changes)
+
+
+def _kept(known: dict[str, Identity], before: GpuHost | None, after: GpuHost) -> dict[str, Identity]:
+    """Only a person who names the cards anew has looked at where they are now: then places are learned anew.
+
+    Which UUID belongs to which serial number stays known: a card on vfio-pci shows only the serial number.
+    """
+    if before is not None and _selects(before) == _selects(after):
+        return known
+    return {f"serial {i.serial}": i for i in known.values() if i.serial and i.uuid}
 
 
 def _selects(host: GpuHost) -> dict[str, object]:

@@ -2,11 +2,19 @@
 
 import contextlib
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 from pydantic import ValidationError
 
 from agent.core.memory import Memory
+
+
+def write_all(fd: int, data: bytes) -> None:
+    """Every byte, or OSError: one write may take only a part of them, for instance on a disk that is filling up."""
+    left = memoryview(data)
+    while left:
+        left = left[os.write(fd, left) :]
 
 
 def write_atomic(path: Path, data: bytes, *, mode: int = 0o600, sync: bool = True) -> None:
@@ -15,18 +23,23 @@ def write_atomic(path: Path, data: bytes, *, mode: int = 0o600, sync: bool = Tru
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode)
     try:
-        os.write(fd, data)
+        write_all(fd, data)
         if sync:
             os.fsync(fd)
     finally:
         os.close(fd)
     temporary.replace(path)
     if sync:
-        directory = os.open(path.parent, os.O_RDONLY)
-        try:
-            os.fsync(directory)
-        finally:
-            os.close(directory)
+        sync_directory(path.parent)
+
+
+def sync_directory(path: Path) -> None:
+    """Names in it, as they are now, outlast a power cut."""
+    directory = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(directory)
+    finally:
+        os.close(directory)
 
 
 class Store:
@@ -44,27 +57,42 @@ class Store:
 
     def _load(self) -> Memory:
         path = self.directory / "memory.json"
+        problems: list[str] = []
         for candidate in (path, path.with_suffix(".json.old")):
             if not candidate.exists():
                 continue
             try:
-                return Memory.model_validate_json(candidate.read_bytes())
+                memory = Memory.model_validate_json(candidate.read_bytes())
+                self._say(problems, "the state before its last change is used")
+                return memory  # noqa: TRY300 - the loop tries the next one
             except ValidationError as error:
                 aside = candidate.with_name(candidate.name + ".unreadable")
                 candidate.replace(aside)
-                self.problem = f"{candidate} could not be read ({error.error_count()} errors) and was kept as {aside.name}"
+                problems.append(
+                    f"{candidate} could not be read ({error.error_count()} errors) and was kept as {aside.name}"
+                )
+        self._say(problems, "the agent begins anew: verdicts, promoted revisions and baselines are lost")
         return Memory()
+
+    def _say(self, problems: list[str], consequence: str) -> None:
+        if problems:
+            self.problem = "; ".join([*problems, consequence])
 
     def save(self, memory: Memory) -> None:
         if memory == self._memory:
             return
         path = self.directory / "memory.json"
-        with contextlib.suppress(FileNotFoundError):
-            old = path.with_suffix(".json.old")
-            old.unlink(missing_ok=True)
-            os.link(path, old)
+        self._keep_old(path)
         write_atomic(path, memory.model_dump_json().encode())
         self._memory = memory
+
+    def _keep_old(self, path: Path) -> None:
+        """The file as it is becomes its own predecessor; where there is none, the predecessor there is stays."""
+        temporary = path.with_name(f".{path.name}.old.{os.getpid()}")
+        with contextlib.suppress(FileNotFoundError):
+            temporary.unlink(missing_ok=True)
+            os.link(path, temporary)
+            temporary.replace(path.with_suffix(".json.old"))
 
     def update(self, **changes: object) -> Memory:
         self.save(self._memory.model_copy(update=changes))
@@ -74,8 +102,22 @@ class Store:
         path = self.directory / "spec.accepted.yaml"
         return path.read_text() if path.exists() else None
 
-    def accept_text(self, text: str) -> None:
-        write_atomic(self.directory / "spec.accepted.yaml", text.encode())
+    def stage_text(self, text: str) -> None:
+        """Write the spec that is about to be accepted; it is in force once the memory has its digest."""
+        write_atomic(self.directory / "spec.staged.yaml", text.encode())
+
+    def staged_text(self) -> str | None:
+        path = self.directory / "spec.staged.yaml"
+        return path.read_text() if path.exists() else None
+
+    def settle_staged(self, *, accepted: bool) -> None:
+        """End an acceptance: the staged spec becomes the accepted one, or is dropped."""
+        staged = self.directory / "spec.staged.yaml"
+        if accepted:
+            staged.replace(self.directory / "spec.accepted.yaml")
+        else:
+            staged.unlink()
+        sync_directory(self.directory)
 
     @property
     def requests(self) -> Path:
@@ -84,15 +126,17 @@ class Store:
         path.mkdir(exist_ok=True, mode=0o700)
         return path
 
-    def take_requests(self) -> list[tuple[str, str]]:
-        """(verb, argument) of every request, oldest first; taking removes it."""
-        found = []
-        for path in sorted(self.requests.iterdir(), key=lambda p: p.stat().st_mtime_ns):
+    def take_requests(self) -> Iterator[tuple[str, str]]:
+        """(verb, argument) of every request, oldest first; each is removed once the caller comes for the next.
+
+        A kill in between leaves it, and it is taken again: what it asks for is the same twice.
+        """
+        files = [p for p in self.requests.iterdir() if p.is_file()]
+        for path in sorted(files, key=lambda p: p.stat().st_mtime_ns):
             verb, _, argument = path.name.partition("=")
-            path.unlink()
             if argument:
-                found.append((verb, argument))
-        return found
+                yield verb, argument
+            path.unlink(missing_ok=True)
 
 
 def leave_request(directory: Path, verb: str, argument: str) -> None:

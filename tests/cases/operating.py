@@ -5,6 +5,8 @@ from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 import tests.rig
 from agent.core.status import ServiceStatus
 from agent.loop.store import leave_request
@@ -29,6 +31,10 @@ ANY_PLATFORM = {"iommu": "any", "sevSnp": "any"}
 # about a little slower.
 CALM = {"regression": {"throughput": "99%", "latencyP50": "9999%", "latencyP95": "9999%"}}
 
+# The next revision, told apart from the promoted one by a flag that scenarios can name.
+CANDIDATE = {"max-running-requests": 64}
+WHEN = "when: {flag: max-running-requests, exists: true}"
+
 
 def recipe(**changes: Any) -> str:
     """The first recipe with the quick gate and without an opinion on speed."""
@@ -41,6 +47,11 @@ def rig(
     root: Path, *, spec: str | None = None, scenario: str | Path | None = None
 ) -> AbstractAsyncContextManager[Rig]:
     return tests.rig.rig(root, spec=spec or recipe(), scenario=scenario)
+
+
+def patient_health(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Health as asked for after a restart of the agent, also on a machine too busy to bring up a server in 150 ms."""
+    monkeypatch.setattr("agent.loop.health.TIMEOUT", 1000.0)
 
 
 def qwen(**changes: Any) -> dict[str, Any]:
@@ -103,3 +114,34 @@ def journal(rig: Rig) -> list[dict[str, Any]]:
 
 def files_under(*folders: Path) -> dict[Path, bytes]:
     return {path: path.read_bytes() for folder in folders for path in folder.rglob("*") if path.is_file()}
+
+
+async def promoted_then(agent: Rig, **changes: object) -> str:
+    """A promoted revision, then the candidate with these changes; the promoted revision's id."""
+    await agent.converge()
+    good = service(agent).revision
+    assert agent.status().ready == "True"
+    agent.write_spec(recipe(**qwen(args=CANDIDATE, **changes)))
+    await agent.converge()
+    return good
+
+
+def assert_rolled_back(agent: Rig, good: str, reason: str, message: str) -> None:
+    """The last good revision runs, and the operator reads why and what to do."""
+    shown = service(agent)
+    assert shown.revision == shown.promoted == good
+    assert shown.health == "ok"
+    assert "--max-running-requests" not in unit(agent).argv
+    assert shown.trial is not None
+    assert (shown.trial.outcome, shown.trial.restored) == ("rolled-back", good)
+    assert shown.trial.reason == reason
+    condition = agent.condition("ServiceReady/qwen")
+    assert (condition.status, condition.reason) == ("False", "RolledBack")
+    assert message in condition.message
+    assert "agent retry qwen" in condition.next_step
+    assert agent.status().ready == "False"
+
+
+async def wait_out_backoff(agent: Rig) -> None:
+    left = max(agent.memory.retry_after.values(), default=0.0) - agent.host.ports.clock.now()
+    await agent.host.ports.clock.sleep(max(0.0, left + 0.01) * agent.factor if agent.factor else 0.0)

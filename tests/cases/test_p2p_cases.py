@@ -3,7 +3,21 @@
 from pathlib import Path
 
 from tests.cases.operating import (
-    INFERENCE, PASSTHROUGH, asks, journal, kernel_says, on_any_platform, phases, qwen, recipe, rig, service, service_dies, starts, stops, unit,
+    INFERENCE,
+    PASSTHROUGH,
+    asks,
+    journal,
+    kernel_says,
+    on_any_platform,
+    phases,
+    qwen,
+    recipe,
+    rig,
+    service,
+    service_dies,
+    starts,
+    stops,
+    unit,
 )  # fmt: skip
 from tests.rig import SCENARIOS, Rig
 
@@ -79,6 +93,18 @@ async def test_P5_zeros_are_named_and_the_page_faults_attributed_to_their_pair(t
         assert "zeros" in condition.message
         assert "page faults" in condition.message
         assert "0000:01:00.0 into 0000:11:00.0" in condition.message
+        assert_p2p_off_everywhere(agent)
+
+
+async def test_P5_right_data_with_page_faults_during_the_test_is_still_bad(tmp_path: Path) -> None:
+    line = FAULT.format(gpu="0000:71:00.0", address=0x20000001000)
+    scenario = PASSTHROUGH + f"events: [{{afterCalls: {{p2p.run: 1}}, do: {{log: '{line}'}}}}]"
+    async with rig(tmp_path, spec=on_any_platform(), scenario=scenario) as agent:
+        await agent.converge()
+        condition = agent.condition("P2PVerified/qwen")
+        assert (condition.status, condition.reason) == ("False", "Corrupt")
+        assert "1 page faults during the test" in condition.message
+        assert "0000:71:00.0 into 0000:01:00.0" in condition.message
         assert_p2p_off_everywhere(agent)
 
 

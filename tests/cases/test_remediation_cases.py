@@ -5,7 +5,17 @@ from pathlib import Path
 import pytest
 
 from tests.cases.operating import (
-    asks, journal, phases, qwen, recipe, rig, service, service_dies, starts, unit,
+    asks,
+    journal,
+    patient_health,
+    phases,
+    qwen,
+    recipe,
+    rig,
+    service,
+    service_dies,
+    starts,
+    unit,
 )  # fmt: skip
 from tests.rig import SCENARIOS, Rig
 
@@ -96,8 +106,9 @@ async def test_S9_an_edit_of_the_spec_is_no_remediation_and_costs_no_budget(tmp_
 
 
 async def test_S10_a_degraded_service_stays_up_and_is_not_called_healthy_after_a_restart_of_the_agent(
-    tmp_path: Path,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    patient_health(monkeypatch)
     scenario = "faults: [{on: server, factor: 0.1, times: 1, after: 1}]"
     bench = {"concurrency": [1], "outputTokens": 2000}
     spec = recipe(**qwen(gate={"benchmark": bench, "regression": {"throughput": "60%"}}))

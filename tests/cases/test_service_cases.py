@@ -5,44 +5,33 @@ from pathlib import Path
 import pytest
 
 from tests.cases.operating import (
-    TARGET, UNIT, asks, files_under, journal, phases, qwen, recipe, rig, service, service_dies, starts, stops, target, unit,
+    CANDIDATE,
+    TARGET,
+    UNIT,
+    WHEN,
+    asks,
+    assert_rolled_back,
+    files_under,
+    patient_health,
+    phases,
+    promoted_then,
+    qwen,
+    recipe,
+    rig,
+    service,
+    service_dies,
+    starts,
+    stops,
+    target,
+    unit,
+    wait_out_backoff,
 )  # fmt: skip
 from tests.rig import SCENARIOS, Rig
-
-# The next revision, told apart from the promoted one by a flag that scenarios can name.
-CANDIDATE = {"max-running-requests": 64}
-WHEN = "when: {flag: max-running-requests, exists: true}"
 
 
 @pytest.fixture(autouse=True)
 def _quick_backoff(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("agent.loop.execute.BACKOFF_FIRST", 0.05)
-
-
-async def promoted_then(agent: Rig, **changes: object) -> str:
-    """A promoted revision, then the candidate with these changes; the promoted revision's id."""
-    await agent.converge()
-    good = service(agent).revision
-    assert agent.status().ready == "True"
-    agent.write_spec(recipe(**qwen(args=CANDIDATE, **changes)))
-    await agent.converge()
-    return good
-
-
-def assert_rolled_back(agent: Rig, good: str, reason: str, message: str) -> None:
-    """The last good revision runs, and the operator reads why and what to do."""
-    shown = service(agent)
-    assert shown.revision == shown.promoted == good
-    assert shown.health == "ok"
-    assert "--max-running-requests" not in unit(agent).argv
-    assert shown.trial is not None
-    assert (shown.trial.outcome, shown.trial.restored) == ("rolled-back", good)
-    assert shown.trial.reason == reason
-    condition = agent.condition("ServiceReady/qwen")
-    assert (condition.status, condition.reason) == ("False", "RolledBack")
-    assert message in condition.message
-    assert "agent retry qwen" in condition.next_step
-    assert agent.status().ready == "False"
 
 
 async def test_S1_health_200_without_tokens_is_not_ready_and_ends_with_the_start_deadline(
@@ -59,7 +48,10 @@ async def test_S1_health_200_without_tokens_is_not_ready_and_ends_with_the_start
         assert "ready was not done within 180 s" in condition.message
 
 
-async def test_S1_a_running_service_that_stops_generating_is_no_longer_ready(tmp_path: Path) -> None:
+async def test_S1_a_running_service_that_stops_generating_is_no_longer_ready(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    patient_health(monkeypatch)
     async with rig(tmp_path) as agent:
         await agent.converge()
         with agent.world.change():
@@ -86,19 +78,14 @@ async def test_S4_nothing_is_started_over_an_orphan_and_the_service_starts_when_
             assert "port 30000" in condition.message
             assert condition.next_step
             assert agent.memory.trials.get("qwen") is None or agent.memory.trials["qwen"].outcome == "failed"
-            await _wait_out_backoff(agent)
+            await wait_out_backoff(agent)
             await agent.converge()
         with agent.world.change():
             unit(agent).orphans.clear()
-        await _wait_out_backoff(agent)
+        await wait_out_backoff(agent)
         await agent.converge()
         assert agent.condition("ServiceReady/qwen").reason == "Promoted"
         assert not agent.memory.rejected
-
-
-async def _wait_out_backoff(agent: Rig) -> None:
-    left = max(agent.memory.retry_after.values(), default=0.0) - agent.host.ports.clock.now()
-    await agent.host.ports.clock.sleep(max(0.0, left + 0.01) * agent.factor if agent.factor else 0.0)
 
 
 async def test_S4_memory_without_a_visible_process_keeps_a_service_from_starting(tmp_path: Path) -> None:
@@ -114,7 +101,7 @@ async def test_S4_memory_without_a_visible_process_keeps_a_service_from_starting
         assert "0000:61:00.0 still holds" in condition.message
         with agent.world.change() as state:
             state.gpus["0000:61:00.0"].memory_used = 4
-        await _wait_out_backoff(agent)
+        await wait_out_backoff(agent)
         await agent.converge()
         assert agent.condition("ServiceReady/qwen").status == "True"
 
@@ -128,7 +115,7 @@ async def test_S4_a_wedged_gpu_is_terminal_and_says_that_only_a_reset_helps(tmp_
         service_dies(agent)
         for _ in range(3):
             await agent.converge()
-            await _wait_out_backoff(agent)
+            await wait_out_backoff(agent)
         assert starts(agent) == count
         condition = agent.condition("ServiceReady/qwen")
         assert condition.status == "False"
@@ -138,7 +125,9 @@ async def test_S4_a_wedged_gpu_is_terminal_and_says_that_only_a_reset_helps(tmp_
 
 
 async def test_S5_a_candidate_that_crashes_is_tried_once_and_never_again(tmp_path: Path) -> None:
-    scenario = f"faults: [{{on: service.start, {WHEN}, crash: {{status: 1, after: 5s, log: [scripted crash]}}}}]"
+    scenario = (
+        f"faults: [{{on: service.start, {WHEN}, crash: {{status: 1, after: 5s, log: [scripted crash]}}}}]"
+    )
     async with rig(tmp_path, scenario=scenario) as agent:
         good = await promoted_then(agent)
         assert_rolled_back(agent, good, "StartFailed", "scripted crash")
@@ -167,7 +156,7 @@ async def test_S5_when_even_the_last_good_revision_crashes_the_budget_ends_it(tm
     async with rig(tmp_path, scenario=scenario) as agent:
         await promoted_then(agent)
         for _ in range(20):
-            await _wait_out_backoff(agent)
+            await wait_out_backoff(agent)
             await agent.one_pass()
         assert starts(agent) == 5  # promoted, tried, and three that nobody asked for: the budget
         condition = agent.condition("ServiceReady/qwen")
@@ -204,87 +193,6 @@ async def test_S6_a_server_killed_under_the_benchmark_is_never_promoted(tmp_path
         assert service(agent).revision == service(agent).promoted == good
         assert agent.memory.trials["qwen"].outcome == "rolled-back"
         assert starts(agent) in {3, 4}
-
-
-async def test_S8_a_start_job_that_hangs_is_rolled_back(tmp_path: Path) -> None:
-    scenario = "faults: [{on: target.start_unit, after: 1, times: 1, block: true}]"
-    async with rig(tmp_path, scenario=scenario) as agent:
-        good = await promoted_then(agent)
-        assert_rolled_back(agent, good, "StartTimeout", "start was not done within 60 s")
-
-
-async def test_S8_a_server_that_never_becomes_ready_is_rolled_back(tmp_path: Path) -> None:
-    scenario = f"faults: [{{on: service.start, hang: true, {WHEN}}}]"
-    async with rig(tmp_path, scenario=scenario) as agent:
-        good = await promoted_then(agent, gate={"startTimeout": "3m"})
-        assert_rolled_back(agent, good, "ReadyTimeout", "ready was not done within 180 s")
-
-
-async def test_S8_a_smoke_test_that_hangs_is_rolled_back(tmp_path: Path) -> None:
-    scenario = f"faults: [{{on: server, answer: hang, afterRequests: 2, {WHEN}}}]"
-    async with rig(tmp_path, scenario=scenario) as agent:
-        good = await promoted_then(agent)
-        assert_rolled_back(agent, good, "SmokeFailed", "no complete answer within 120 s")
-
-
-async def test_S8_a_benchmark_that_hangs_is_rolled_back(tmp_path: Path) -> None:
-    scenario = f"faults: [{{on: server, answer: hang, afterRequests: 3, {WHEN}}}]"
-    async with rig(tmp_path, scenario=scenario) as agent:
-        bench = {"benchmark": {"timeout": "2m"}}
-        good = await promoted_then(agent, gate=bench)
-        shown = service(agent)
-        assert shown.revision == shown.promoted == good
-        assert agent.memory.trials["qwen"].outcome == "rolled-back"
-        assert "120 s" in agent.condition("ServiceReady/qwen").message
-
-
-async def test_S8_a_stop_that_survives_sigkill_starts_nothing_and_goes_on_when_it_ends(
-    tmp_path: Path,
-) -> None:
-    """A process in an uninterruptible sleep: systemd says deactivating for as long as it lasts."""
-    scenario = """
-      faults:
-        - {on: target.unit, target: sglang-qwen.service, whileExists: /stuck, value: {activeState: deactivating}}
-      events:
-        - {afterCalls: {target.stop_unit: 2}, do: {set: {targets: {"lxc:129": {files: {/stuck: "1"}}}}}}
-    """
-    async with rig(tmp_path, scenario=scenario) as agent:
-        await agent.converge()
-        count = starts(agent)
-        agent.write_spec(recipe(**qwen(args=CANDIDATE)))
-        await agent.converge()
-        assert f"target.kill_unit {TARGET} {UNIT}" in agent.world.writes
-        assert starts(agent) == count
-        condition = agent.condition("ServiceReady/qwen")
-        assert condition.status == "False"
-        assert f"{UNIT} is deactivating" in condition.message
-        with agent.world.change():
-            del target(agent).files["/stuck"]
-        await _wait_out_backoff(agent)
-        await agent.converge()
-        assert service(agent).revision == service(agent).promoted
-        assert "--max-running-requests" in unit(agent).argv
-
-
-async def test_S8_a_stop_job_that_hangs_passes_its_deadline_and_is_tried_again(tmp_path: Path) -> None:
-    scenario = "faults: [{on: target.stop_unit, times: 1, block: true}]"
-    async with rig(tmp_path, scenario=scenario) as agent:
-        await agent.converge()
-        assert starts(agent) == 0
-        assert "stop was not done within" in agent.condition("ServiceReady/qwen").message
-        await _wait_out_backoff(agent)
-        await agent.converge()
-        assert agent.status().ready == "True"
-
-
-async def test_S8_every_phase_of_a_trial_has_a_line_with_its_end_in_the_journal(tmp_path: Path) -> None:
-    async with rig(tmp_path) as agent:
-        await agent.converge()
-        begun = [r["phase"] for r in journal(agent) if r["event"] == "phase"]
-        ended = {r["phase"]: r["result"] for r in journal(agent) if r["event"] == "phase-end"}
-        assert begun == ["assert-stopped", "render", "start", "ready", "effective", "smoke", "benchmark", "judge"]
-        assert set(ended.values()) == {"ok"}
-        assert list(ended) == begun
 
 
 async def test_S13_a_secret_given_as_a_value_is_refused_and_never_repeated(tmp_path: Path) -> None:

@@ -12,7 +12,18 @@ from agent.core.fact import Absent, Fact, Known
 from agent.core.inputs import Inputs
 from agent.core.memory import Identity, Memory, Promoted
 from agent.core.observation import (
-    Gpu, Holder, IommuGroup, Nvml, Observation, Pci, PciFunction, Platform, Process, ServiceFacts, TargetFacts, Unit,
+    Gpu,
+    Holder,
+    IommuGroup,
+    Nvml,
+    Observation,
+    Pci,
+    PciFunction,
+    Platform,
+    Process,
+    ServiceFacts,
+    TargetFacts,
+    Unit,
 )  # fmt: skip
 from agent.core.resolve import resolve
 from agent.core.revision import Revision

@@ -16,7 +16,19 @@ from agent.kind import plan_all
 from agent.kinds import ALL
 from agent.kinds.driver_binding import UDEV_RULES
 from tests.core import build
-from tests.core.build import BOOT, GPUS, NIC, NOW, Change, audio_of, function, held, made, with_memory, with_obs
+from tests.core.build import (
+    BOOT,
+    GPUS,
+    NIC,
+    NOW,
+    Change,
+    audio_of,
+    function,
+    held,
+    made,
+    with_memory,
+    with_obs,
+)
 from tests.core.verdicts import verdict
 
 EXPORTER, PERSISTENCED = "dcgm-exporter.service", "nvidia-persistenced.service"
@@ -307,7 +319,8 @@ def tested(address: str, variant: int) -> Change:
         from agent.core.resolve import resolve
 
         for one in resolve(inputs).services.values():
-            if len(one.gpus) > 1:
+            on_nvidia = all((f := inputs.obs.function(g)) and f.driver == Known("nvidia") for g in one.gpus)
+            if len(one.gpus) > 1 and on_nvidia:
                 stale = {"fingerprint": "0123456789abcdef"} if variant == 3 else {}
                 inputs = verdict(result, one.gpus, **stale)(inputs)
         return inputs

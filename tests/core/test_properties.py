@@ -15,7 +15,6 @@ from agent.core.plan import Action, Disruption, Drift, Plan, Refusal, Stage, ren
 from agent.core.resolve import Resolved, resolve
 from agent.kind import converge, plan_all, trajectory
 from agent.kinds import ALL
-from tests.core.build import GPUS
 from tests.core.worlds import World, worlds
 
 
@@ -95,27 +94,20 @@ def test_nothing_outside_the_spec_is_touched(world: World) -> None:
     spec, memory = world.inputs.spec, world.inputs.memory
     units = {s.unit for s in spec.services.values()} | {*spec.policy.quiesce, *memory.stopped_units}
     held_by_services = {a for a, f in world.inputs.obs.holders.items() if isinstance(f, Known) and f.value}
-    slots = {card.rpartition(".")[0] for card in GPUS if world.wanted.get(card_at(card))}
     for action in plan(world.inputs).actions:
         for touched in {*action.touches, *(action.params if action.verb in {"bind", "mend-override"} else ())}:
             if action.kind == "service" and touched in held_by_services:
                 continue  # a service that stops lets go of everything it holds
-            assert touched in units or touched.rpartition(".")[0] in slots, action
-
-
-def card_at(address: str) -> str:
-    from tests.core.build import uuid_of
-
-    return uuid_of(address)
+            assert touched in units or world.driver_at(touched), action
 
 
 @given(worlds())
 def test_every_card_is_bound_to_the_driver_that_the_spec_wants_for_that_card(world: World) -> None:
     for action in plan(world.inputs).actions:
         if action.verb == "bind":
-            wanted = world.wanted[card_at(action.target)]
-            assert action.params.get(action.target, wanted) == wanted
             for function, driver in action.params.items():
+                wanted = world.driver_at(function)
+                assert wanted, (function, driver)
                 assert (driver == "vfio-pci") == (wanted == "vfio-pci"), (function, driver)
 
 
@@ -242,5 +234,5 @@ def test_an_action_that_must_wait_takes_its_whole_set_with_it(world: World, data
     assert any(r.reason == "Backoff" for r in left.refusals)
     assert check_plan(left, waiting, trajectory(ALL, left, waiting)) == []
     test_a_plan_never_stops_a_service_or_unit_that_it_does_not_start_again.hypothesis.inner_test(  # type: ignore[attr-defined]
-        World(waiting, world.drawn, world.wanted)
+        World(waiting, world.drawn, world.wanted, world.cards)
     )

@@ -1,12 +1,14 @@
 """Generated hosts: a spec over the eight cards, a starting point, and a few faults."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from hypothesis import strategies as st
 
+from agent.core.fact import Known
 from agent.core.inputs import Inputs
-from agent.core.spec import GpuHost
+from agent.core.observation import Pci
+from agent.core.spec import ByNuma, GpuHost
 from agent.core.spec_checks import cross_check
 from tests.core import build
 from tests.core.build import FIRST, GPUS, LAST, Change, audio_of, made, serial_of, spec, uuid_of
@@ -19,11 +21,20 @@ FaultDraw = tuple[str, str, int]
 
 @dataclass(frozen=True)
 class World:
-    """Inputs, how they came about, and which driver each named card must have, by its UUID."""
+    """Inputs, how they came about, and the truth that the code has to find out.
+
+    ``wanted`` has the driver of every card that the spec names; ``cards`` the card that stands at each address.
+    Cards go by their UUID.
+    """
 
     inputs: Inputs
     drawn: tuple[Any, ...]
     wanted: dict[str, str]
+    cards: dict[str, str]
+
+    def driver_at(self, address: str) -> str:
+        """What the spec wants for the card that stands there: "" for a card that it does not name."""
+        return self.wanted.get(self.cards.get(address[:-1] + "0", ""), "")
 
     def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
         """How hypothesis shows an example: by the draws that made it, not by a page of facts."""
@@ -118,7 +129,50 @@ def worlds(draw: st.DrawFn, most: int = 6) -> World:
     host, wanted, sections = draw(specs())
     start = draw(st.sampled_from(["found", "idle", "split", "given"]))
     chosen: list[FaultDraw] = draw(st.lists(faults, max_size=most))
+    moved = draw(st.sampled_from(["", "", "", "buses shifted"]))
     inputs = made(build.type_host(host), _start(start, wanted))
     for name, address, variant in chosen:
         inputs = FAULTS[name](address, variant)(inputs)
-    return World(inputs, (sections, start, *chosen), wanted)
+    cards = {a: uuid_of(a) for a in GPUS}
+    if moved and len(inputs.memory.identities) == len(GPUS):  # an address that nobody remembers means what is there now
+        inputs, cards = shifted(inputs), {_shifted(a): card for a, card in cards.items()}
+    if any(isinstance(g.select, ByNuma) for g in host.spec.gpus.values()):
+        wanted = _by_node(inputs, cards)
+    return World(inputs, (sections, start, *chosen, moved), wanted, cards)
+
+
+def _by_node(inputs: Inputs, cards: dict[str, str]) -> dict[str, str]:
+    """What a NUMA selection means: the first cards of the node, by their addresses now."""
+    wanted: dict[str, str] = {}
+    tree = build.known_pci(inputs)
+    for group in inputs.spec.gpus.values():
+        if isinstance(group.select, ByNuma):
+            node = [a for a in sorted(cards) if a in tree.functions and tree.functions[a].numa_node == Known(group.select.numa_node)]
+            wanted |= {cards[a]: group.driver for a in node[: group.select.count]}
+    return wanted
+
+
+def _shifted(address: str) -> str:
+    return f"{address[:5]}{(int(address[5:7], 16) + 0x10) & 0xFF:02x}{address[7:]}"
+
+
+def shifted(inputs: Inputs) -> Inputs:
+    """After a boot that gave every card a bus number higher by 0x10, so that most stand where another one stood."""
+    tree = build.known_pci(inputs)
+    every = {f for f, function in tree.functions.items() if function.slot_address + ".0" in GPUS}
+
+    def place(address: str) -> str:
+        return _shifted(address) if address in every else address
+
+    functions = {place(a): replace(f, address=place(a)) for a, f in tree.functions.items()}
+    groups = {n: replace(g, members=tuple(map(place, g.members))) for n, g in tree.groups.items()}
+    nvml = inputs.obs.nvml
+    if isinstance(nvml, Known):
+        nvml = Known(replace(nvml.value, gpus={place(a): g for a, g in nvml.value.gpus.items()}))
+    return build.made(
+        build.with_obs(
+            inputs, pci=Known(Pci(functions, groups)), nvml=nvml,
+            holders={place(a): f for a, f in inputs.obs.holders.items()},
+        ),
+        build.platform(boot_id=Known("another boot")),
+    )  # fmt: skip

@@ -4,9 +4,6 @@ import asyncio
 import os
 import signal
 import tempfile
-import traceback
-import warnings
-from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Any, Literal
@@ -16,9 +13,10 @@ import pytest
 from agent.core.memory import Memory
 from agent.loop.journal import Journal
 from agent.loop.store import Store
-from agent.sim.faults import Fault
 from agent.sim.profile import load_profile
+from agent.sim.scenario import Fault
 from agent.sim.world import World
+from tests.forked import fork, wait
 from tests.rig import Rig, recipe, rig
 
 # One short level, and a model that loads in no time. At this compression the shortest deadline of a trial is still a
@@ -34,7 +32,6 @@ QUICK = {
 SLOWER = {"gate": {**QUICK, "require": {"1": ">= 80 tok/s"}}, "args": {"disable-cuda-graph": True}}
 AS_FOUND = recipe(services={"qwen": {"gate": QUICK}})
 EDITED = recipe(services={"qwen": SLOWER})
-LONGEST = 60  # real seconds after which a child that hangs is ended by SIGALRM
 
 When = Literal["entry-written", "between-entries"]
 
@@ -55,39 +52,12 @@ def killed(root: Path, spec: str, when: When, number: int) -> bool:
     """Converge in a child that is killed at the ``number``-th such instant; False when it never came to that."""
 
     def child() -> None:
+        tempfile.tempdir = str(root)  # what a killed process leaves behind stays with the test
         with pytest.MonkeyPatch.context() as patch:
             _arm(patch, _Killer(when, number))
             asyncio.run(converged(root, spec))
 
     return wait(fork(child, root / "victim.txt"), root / "victim.txt") == -signal.SIGKILL
-
-
-def fork(work: Callable[[], None], notes: Path) -> int:
-    """The process id of a child that does this and nothing else; what it raises is written to ``notes``."""
-    with warnings.catch_warnings():
-        # Test runners have a thread that reads their orders. The child uses nothing of theirs and never returns.
-        warnings.simplefilter("ignore", DeprecationWarning)
-        pid = os.fork()
-    if pid:
-        return pid
-    code = 1
-    try:
-        signal.alarm(LONGEST)
-        notes.write_text("it hung")
-        tempfile.tempdir = str(notes.parent)  # what a killed process leaves behind stays with the test
-        work()
-        code = 0
-    except BaseException:
-        notes.write_text(traceback.format_exc())
-    finally:
-        os._exit(code)
-
-
-def wait(pid: int, notes: Path) -> int:
-    """0, or minus the signal that killed the child. Fails with the child's own words when it failed."""
-    code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-    assert code in {0, -signal.SIGKILL}, f"child ended with {code}: {notes.read_text()}"
-    return code
 
 
 class _Killer:

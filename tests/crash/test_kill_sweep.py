@@ -8,13 +8,16 @@ then an edited spec that halves the speed is tried and rolled back.
 import asyncio
 import json
 import shutil
+import tempfile
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
 import pytest
 
-from tests.crash.killed import AS_FOUND, EDITED, Rig, When, converged, fork, killed, type_host, wait
+from tests.crash.killed import AS_FOUND, EDITED, When, converged, killed, type_host
+from tests.forked import fork, wait
+from tests.rig import Rig
 
 PARTS = 4  # of each sweep, so that several test workers can share it
 AT_ONCE = 3  # kills under way in one worker: most of their time is spent waiting
@@ -66,6 +69,7 @@ def sweep(folder: Path, when: When, part: int, spec: str, end: str, make: Callab
 
 
 def kill_and_resume(root: Path, spec: str, when: When, number: int, end: str) -> None:
+    tempfile.tempdir = str(root)
     if killed(root, spec, when, number):
         asyncio.run(resumed(root, spec, end))
     else:
