@@ -75,13 +75,17 @@ async def _apply(args: argparse.Namespace, kind: str, profile: str, paths: Paths
         return ERROR
     paths.state.mkdir(parents=True, exist_ok=True, mode=0o700)
     printer = ProgressPrinter(sys.stdout, use_color(sys.stdout))
+    _say_simulated(kind, profile)
     with InstanceLock(paths.lock):
         assembly = assemble(_choice(args, kind, profile), paths)
         assembly.progress = printer.activity
         try:
             for _ in range(MOST_PASSES):
                 result = await assembly.reconciler.run_pass("apply")
-                good = not result.blocked and not (result.executed and result.executed.failed)
+                if problems := assembly.reconciler.specs.problems:
+                    raise SpecError(problems)
+                refused = result.plan is not None and bool(result.plan.refusals)
+                good = not result.blocked and not (result.executed and result.executed.failed) and not refused
                 (printer.done if good else printer.fail)(result.sentence)
                 if not result.again:
                     break
@@ -98,16 +102,29 @@ async def _plan(args: argparse.Namespace, kind: str, profile: str, paths: Paths)
     """Plans on a copy of the memory: nothing is written, and a running daemon is not disturbed."""
     from agent.app.readonly import plan_only
 
-    plan, blocked = await plan_only(_choice(args, kind, profile), paths)
+    plan, blocked, approvable = await plan_only(_choice(args, kind, profile), paths)
     if args.output == "json":
-        print(json.dumps(_plan_document(plan, blocked), indent=2))
+        print(
+            json.dumps(
+                {"simulated": profile if kind == "sim" else "", **_plan_document(plan, blocked)}, indent=2
+            )
+        )
     else:
+        _say_simulated(kind, profile)
         print(render_plan(plan), end="")
         if blocked:
-            print(f"blocked: {blocked}")
+            print(
+                f"blocked: {blocked}"
+                + (f"; to let exactly this plan run: agent approve {plan.id}" if approvable else "")
+            )
     if blocked or (plan.refusals and not plan.actions):
         return BLOCKED
     return CHANGES if plan.actions else OK
+
+
+def _say_simulated(kind: str, profile: str) -> None:
+    if kind == "sim":
+        print(f"SIMULATED HOST (profile {profile}): nothing below is this machine")
 
 
 def _plan_document(plan: Plan, blocked: str) -> dict[str, object]:
@@ -143,7 +160,7 @@ async def _observe(args: argparse.Namespace, kind: str, profile: str, paths: Pat
         print(json.dumps({"simulated": simulated, **observation_to_dict(obs)}, indent=2))
     else:
         if simulated:
-            print(f"SIMULATED HOST (profile {simulated}): nothing below is this machine")
+            _say_simulated("sim", simulated)
         print(render_observation(obs, color=use_color(sys.stdout)))
     return OK
 
@@ -172,9 +189,35 @@ def _request(paths: Paths, verb: str, argument: str, said: str) -> int:
     if not argument or "/" in argument or argument.startswith("."):
         print(f"agent: {argument!r} is not a name that {verb} takes", file=sys.stderr)
         return ERROR
+    if problem := _unknown_name(paths, verb, argument):
+        print(f"agent: {problem}", file=sys.stderr)
+        return ERROR
     leave_request(paths.state, verb, argument)
     print(said + ": the next pass takes it up")
     return OK
+
+
+def _unknown_name(paths: Paths, verb: str, argument: str) -> str:
+    """Why the last status knows nothing of that name; "" when it does, or when there is no status to ask."""
+    try:
+        status = json.loads(paths.status.read_bytes())
+    except (OSError, ValueError):
+        return ""
+    if verb == "approve":
+        waiting = (status.get("plan") or {}).get("id", "")
+        return (
+            ""
+            if argument == waiting
+            else f"no plan {argument} waits" + (f"; plan {waiting} does" if waiting else "")
+        )
+    names = [s["name"] for s in status.get("services", ())] + [g["address"] for g in status.get("gpus", ())]
+    names += [c["type"].partition("/")[2] for c in status.get("conditions", ()) if "/" in c["type"]]
+    known = dict.fromkeys(n for n in names if n)
+    return (
+        ""
+        if argument in known
+        else f"{argument} is not known here; known are {', '.join(known) or 'no names'}"
+    )
 
 
 def _explain(path: str, paths: Paths) -> int:

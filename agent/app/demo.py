@@ -20,7 +20,7 @@ from agent.app.terminal import use_color
 
 RECIPE = Path(__file__).parents[2] / "specs/esc8000a-qwen3.5-122b.yaml"
 DEADLINE = 120.0  # real seconds for each half
-TIME_FACTOR = 60.0
+TIME_FACTOR = 30.0
 EDIT = (
     "        attention-backend: triton\n",
     "        attention-backend: triton\n        disable-cuda-graph: true\n",

@@ -20,8 +20,10 @@ from agent.loop.specs import adopt
 EMPTY_SPEC = {"apiVersion": "gpu-host/v1", "kind": "GpuHost", "metadata": {"name": "none"}, "spec": {}}
 
 
-async def plan_only(choice: Choice, paths: Paths) -> tuple[Plan, str]:
-    """The plan for the spec file as it is now, and why it would not be executed ("" when it would)."""
+async def plan_only(choice: Choice, paths: Paths) -> tuple[Plan, str, bool]:
+    """The plan for the spec file as it is now, why it would not be executed ("" when it would), and whether an
+    approval would let it.
+    """
     loaded = load(paths.spec.read_text(encoding="utf-8"), str(paths.spec))
     host, memory = loaded.spec, _memory(paths)
     memory = adopt(memory, _in_force(paths), loaded)
@@ -30,21 +32,23 @@ async def plan_only(choice: Choice, paths: Paths) -> tuple[Plan, str]:
     plan = plan_all(ALL, inputs)
     violations = check_plan(plan, inputs, trajectory(ALL, plan, inputs))
     if violations:
-        return plan, "; ".join(f"law {v.law}: {v.action} {v.message}" for v in violations)
-    return plan, _policy(plan, host, simulated)
+        return plan, "; ".join(f"law {v.law}: {v.action} {v.message}" for v in violations), False
+    return plan, *_policy(plan, host, simulated)
 
 
-def _policy(plan: Plan, host: GpuHost, simulated: str) -> str:
+def _policy(plan: Plan, host: GpuHost, simulated: str) -> tuple[str, bool]:
     policy = host.spec.policy
     allowed = {Disruption.NONE, *(Disruption[name.upper()] for name in policy.allow)}
     if not plan.actions:
-        return ""
+        return "", False
     if not simulated:
-        return NOT_ACTING
+        return NOT_ACTING, False
     if policy.mode == "observe":
-        return "policy.mode is observe: the agent plans and does not act"
+        return "policy.mode is observe: the agent plans and does not act", False
     beyond = sorted({str(a.disruption) for a in plan.actions if a.disruption not in allowed})
-    return f"it needs {', '.join(beyond)}, and policy.allow does not have it" if beyond else ""
+    return (
+        (f"it needs {', '.join(beyond)}, and policy.allow does not have it", True) if beyond else ("", False)
+    )
 
 
 async def observe_only(choice: Choice, paths: Paths) -> tuple[Observation, str]:

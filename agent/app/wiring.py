@@ -133,8 +133,12 @@ def assemble_on(
     async def look() -> Any:
         return await holder["reconciler"].look()
 
-    trials = Trials(Lifecycle(ports, observer), store, journal, look, edited, progress)
-    executor = Executor(ports, ALL, store, journal, trials, SelfTest(ports, store, look, progress), progress)
+    async def refresh() -> None:
+        await holder["reconciler"].refresh()
+
+    trials = Trials(Lifecycle(ports, observer), store, journal, look, edited, progress, refresh)
+    selftest = SelfTest(ports, store, look, progress)
+    executor = Executor(ports, ALL, store, journal, trials, selftest, progress, refresh)
     reconciler = Reconciler(
         ports, ALL, store, journal, specs, observer, executor, publisher, GrantedPermit(),
         acting="" if ports.simulated else NOT_ACTING, log=log,

@@ -22,5 +22,7 @@ class SpecError(TerminalError):
     """The spec cannot be accepted; the last good one stays in force. ``problems`` holds every problem found."""
 
     def __init__(self, problems: "tuple[str, ...]") -> None:
-        super().__init__("\n".join(problems), reason="SpecInvalid", next_step="correct the spec file and save it")
+        super().__init__(
+            "\n".join(problems), reason="SpecInvalid", next_step="correct the spec file and save it"
+        )
         self.problems = problems

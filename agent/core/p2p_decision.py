@@ -26,7 +26,8 @@ class P2PDecision:
 
 def decide(service: Service, gpus: tuple[str, ...], inputs: Inputs) -> P2PDecision:
     if len(gpus) < 2:
-        return P2PDecision(on=False, source="rule", reason="one GPU has no peer", current=True)
+        reason = "one GPU has no peer" if gpus else "no GPU of its group was found"
+        return P2PDecision(on=False, source="rule", reason=reason, current=True)
     verdict = standing(inputs.memory.verdict_for(gpus), inputs.obs, gpus)
     now = settled(verdict, inputs.obs, gpus)
     if service.p2p == "off":

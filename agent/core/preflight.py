@@ -129,7 +129,8 @@ def _model(name: str, service: Service, inputs: Inputs) -> Refusal | None:
 
 
 def _parallelism(name: str, service: Service, revision: Revision) -> Refusal | None:
-    tp = service.args.get("tensor-parallel-size", service.args.get("tp-size", 1))
+    given = (service.args.get(name) for name in ("tensor-parallel-size", "tp-size", "tp"))
+    tp = next((size for size in given if size is not None), 1)
     if isinstance(tp, int) and tp > len(revision.gpus):
         message = f"tensor-parallel-size {tp} needs {tp} GPUs; group {service.gpus} has {len(revision.gpus)}"
         return _refusal(name, "TooFewGpus", message, "correct the group or tensor-parallel-size")

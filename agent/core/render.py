@@ -1,7 +1,7 @@
 """A service rendered: argv, environment and the drop-in, each value with where it came from.
 
 Quoting follows systemd.syntax(7) and systemd.service(5): everything is double-quoted; in ``Exec`` lines ``$`` and
-``%`` are doubled, in ``Environment=`` only ``%``. Control characters cannot be written and are refused.
+``%`` are doubled, in ``Environment=`` only ``%``. Characters that systemd itself refuses are refused here.
 """
 
 from agent.core.errors import TerminalError
@@ -31,6 +31,12 @@ def render(
     """The revision that the spec means for this service under this P2P decision."""
     args, provenance = _arguments(service, p2p)
     env = _environment(service, uuids, p2p, provenance)
+    if "$" in service.python:
+        raise TerminalError(
+            f"systemd cannot start {service.python!r}: it substitutes in the words after a program's path, and not in the path",
+            reason="NotRenderable",
+            next_step="use an interpreter whose path has no $",
+        )
     argv = (service.python, "-m", "sglang.launch_server", *_argv(args))
     unit_file = DROP_IN.format(unit=service.unit)
     return Revision(
@@ -64,7 +70,7 @@ def _arguments(service: Service, p2p: P2PDecision) -> tuple[dict[str, ArgValue],
         f"args.{k}": Provenance(value=_say(v), source="spec", reason="the spec says so")
         for k, v in args.items()
     }
-    if not p2p.on and len(service.args) and not args.get(P2P_OFF_FLAG):
+    if not p2p.on and not args.get(P2P_OFF_FLAG):
         args[P2P_OFF_FLAG] = True
         provenance[f"args.{P2P_OFF_FLAG}"] = Provenance(value="true", source=p2p.source, reason=p2p.reason)
     return args, provenance
@@ -127,13 +133,20 @@ def drop_in(name: str, service: Service, argv: tuple[str, ...], env: dict[str, s
     return "\n".join(lines) + "\n"
 
 
+def _unwritable(code: int) -> bool:
+    """Control characters, lone surrogates and Unicode's noncharacters: systemd drops the line that holds one."""
+    surrogate, nonchar = 0xD800 <= code <= 0xDFFF, 0xFDD0 <= code <= 0xFDEF or code & 0xFFFE == 0xFFFE
+    return code < 0x20 or code == 0x7F or surrogate or nonchar
+
+
 def quote(word: str, *, executed: bool = False) -> str:
     """One word for a unit file that systemd reads back exactly; ``executed`` for Exec lines."""
-    if any(ord(c) < 0x20 or ord(c) == 0x7F for c in word):
+    bad = next((c for c in word if _unwritable(ord(c))), None)
+    if bad is not None:
         raise TerminalError(
-            f"a control character in {word[:40]!r} cannot be written to a unit file",
+            f"the character U+{ord(bad):04X} in {word[:40]!r} cannot be written to a unit file",
             reason="NotRenderable",
-            next_step="remove the control character from the spec",
+            next_step="remove that character from the spec",
         )
     text = word.replace("\\", "\\\\").replace('"', '\\"').replace("%", "%%")
     return '"' + (text.replace("$", "$$") if executed else text) + '"'

@@ -77,6 +77,8 @@ def _directories(files: tuple[Path, ...]) -> dict[Path, int]:
     """Existing directories on the way, with their inode: one that was deleted and made again is another one."""
     found: dict[Path, int] = {}
     for file in files:
+        if file.is_dir():
+            found[file] = file.stat().st_ino
         for entry in entries_to(file):
             try:
                 found[entry.parent] = entry.parent.stat().st_ino
@@ -86,8 +88,12 @@ def _directories(files: tuple[Path, ...]) -> dict[Path, int]:
 
 
 def _look(files: tuple[Path, ...]) -> State:
-    """What is on the way to each file. A directory counts by its identity, a file or symlink also by its content's date."""
-    state = []
+    """What is on the way to each file.
+
+    A directory on the way counts by its identity; a file, a symlink, or a directory that is itself watched, also by
+    the date of its content.
+    """
+    state = [(str(f), 0, 0, f.stat().st_mtime_ns) for f in files if f.is_dir()]
     for entry in dict.fromkeys(entry for file in files for entry in entries_to(file)):
         try:
             status = os.lstat(entry)

@@ -89,12 +89,10 @@ def _condition(service: ResolvedService, inputs: Inputs) -> Condition:
         return Condition(type=kind, status="False", reason="Revoked", message=message, next_step=step)
     if verdict.result == "good":
         return Condition(type=kind, status="True", reason="Good", message=verdict.summary())
-    message = (
-        f"{verdict.summary()}{_what_was_found(verdict)}{_pairs(verdict)}; {verdict.explanation}{seen}"
-    )
+    message = f"{verdict.summary()}{_what_was_found(verdict)}{_pairs(verdict)}; {verdict.explanation}{seen}"
     # With p2p: auto a bad verdict is handled (P2P is off), so it is a fact and not a fault of convergence.
     return Condition(
-        type=kind, status="False", reason=verdict.result.capitalize().replace("-", ""), message=message
+        type=kind, status="False", reason=verdict.result.title().replace("-", ""), message=message
     )
 
 

@@ -4,6 +4,7 @@ Almost all of it changes only with a reboot, which the agent never does: it says
 Sources: Documentation/admin-guide/kernel-parameters.txt, Documentation/ABI/testing/sysfs-kernel-iommu_groups.
 """
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
@@ -20,6 +21,7 @@ from agent.core.resolve import Resolved
 from agent.ports import Ports
 
 MODPROBE_CONF = "/etc/modprobe.d/gpu-host-agent.conf"
+WORD = re.compile(r"[A-Za-z0-9_.,:/=+-]+")
 MODES = {"DMA": "translated", "DMA-FQ": "translated", "identity": "passthrough"}
 SNP_REASON = "AMD-Vi: SNP: IOMMU disabled or configured in passthrough mode, SNP cannot be supported."
 
@@ -79,7 +81,7 @@ class PlatformKind:
             )
             for f in self.findings(inputs, resolved)
             if f.wrong
-        ]
+        ] + _conf_refusals(inputs)
         actions = []
         if _conf_differs(inputs):
             actions.append(
@@ -208,16 +210,30 @@ def _arguments(inputs: Inputs) -> list[Finding]:
 
 def _identical_cards(inputs: Inputs, resolved: Resolved) -> list[Finding]:
     """ids= takes every identical card, also those that the spec keeps on nvidia."""
-    if len({s.driver for s in resolved.slots}) < 2:
-        return []
+    pci = inputs.obs.pci.value if isinstance(inputs.obs.pci, Known) else None
+    kept = {f.address for s in resolved.slots if s.driver == "nvidia" for f in s.functions} if pci else set()
+    ours = (
+        {f"{f.vendor_id:04x}:{f.device_id:04x}" for a, f in pci.functions.items() if a in kept}
+        if pci
+        else set()
+    )
     words = value_or(inputs.obs.platform.cmdline, ())
     options = value_or(inputs.obs.platform.module_options, ())
-    found = [w for w in words if w.startswith("vfio-pci.ids=")]
-    found += [o for o in options if o.startswith("options vfio-pci ") and " ids=" in o]
+    found = [text for text in (*words, *options) if _vfio_ids(text) & ours]
     if not found:
         return []
     step = f"remove {found[0]!r}: the agent's udev rules bind by address, and reboot"
     return [Finding("vfio-pci ids", "none", Known("; ".join(found)), "IdenticalCards", step)]
+
+
+VFIO_IDS = re.compile(r"(?:^vfio[-_]pci\.|^options vfio[-_]pci .*\b)ids=(\S+)")
+
+
+def _vfio_ids(text: str) -> set[str]:
+    """vendor:device of every id given to vfio-pci, on the command line or in modprobe.d; dashes are underscores there."""
+    match = VFIO_IDS.search(text)
+    given = match[1].strip('"').lower().split(",") if match else []
+    return {":".join(word.split(":")[:2]) for word in given}
 
 
 def _driver(inputs: Inputs) -> list[Finding]:
@@ -253,10 +269,10 @@ def _modules(inputs: Inputs) -> list[Finding]:
 def _parameter(modules: Fact[Mapping[str, Module]], name: str, parameter: str) -> Fact[str]:
     if not isinstance(modules, Known):
         return Unknown(modules.reason or "modules were not read")
-    module = modules.value.get(name)
+    module = modules.value.get(name.replace("-", "_"))  # the kernel's own spelling
     if module is None:
         return Absent("not loaded")
-    found = module.parameters.get(parameter)
+    found = module.parameters.get(parameter.replace("-", "_"))
     return Known(found) if found is not None else Unknown(f"{name} shows no parameter {parameter}")
 
 
@@ -282,9 +298,27 @@ def modprobe_conf(inputs: Inputs) -> str:
 def _conf_differs(inputs: Inputs) -> bool:
     observed = inputs.obs.host_files.get(MODPROBE_CONF)
     wanted = modprobe_conf(inputs)
-    if observed is None or isinstance(observed, Unknown):
+    if not isinstance(observed, Known | Absent) or _unwritable(inputs):
         return False
-    return observed != (Known(wanted) if wanted else Absent())
+    return value_or(observed, "") != wanted or (not wanted and isinstance(observed, Known))
+
+
+def _unwritable(inputs: Inputs) -> list[str]:
+    """Names and values that would not be one word of modprobe.d: a newline in one could run a command as root."""
+    words = [w for m, o in inputs.spec.platform.modules.items() for w in (m, *o, *map(str, o.values()))]
+    return [w for w in words if not WORD.fullmatch(w)]
+
+
+def _conf_refusals(inputs: Inputs) -> list[Refusal]:
+    if bad := _unwritable(inputs):
+        message = f"{bad[0][:40]!r} cannot be written to {MODPROBE_CONF}"
+        step = "give modules, parameters and values in platform.modules as single words"
+        return [Refusal("platform", "host", "NotRenderable", message, step, terminal=True)]
+    observed = inputs.obs.host_files.get(MODPROBE_CONF)
+    if isinstance(observed, Unknown):
+        message = f"{MODPROBE_CONF} cannot be read: {observed.reason}"
+        return [Refusal("platform", "host", "OptionsUnknown", message, "wait for the next pass")]
+    return []
 
 
 def _driver_conditions(inputs: Inputs) -> list[Condition]:

@@ -175,6 +175,8 @@ def _condition(service: ResolvedService, inputs: Inputs, waiting: Refusal | None
         return Condition(
             type=kind, status="False", reason=reason, message=message, next_step=why.next_step if why else ""
         )
+    if isinstance(facts.health, Unknown) and facts.health.code == "Working":
+        return Condition(type=kind, status="Unknown", reason="Working", message=facts.health.reason)
     if isinstance(facts.health, Unknown):
         return Condition(
             type=kind,

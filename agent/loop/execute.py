@@ -1,7 +1,7 @@
 """Execute: the only caller of effects. Intent, act, read back, outcome; the first failure stops the plan."""
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
 from agent.core.errors import AgentError, TerminalError
@@ -40,9 +40,9 @@ class Executor:
     trials: Trials
     selftest: SelfTest
     progress: Callable[[str], None]
-    before_trial: Callable[[], None] = lambda: (
-        None
-    )  # the host itself is done: what is left is proving services
+    refresh: Callable[[], Awaitable[None]]  # publish what the host is like now
+    # Called when the host itself is done and what is left is proving services.
+    before_trial: Callable[[], None] = lambda: None
     stopping: bool = False  # set by the daemon: the plan ends after the action in hand
     interruptible: bool = False  # the action in hand may be cancelled at any await
 
@@ -77,6 +77,7 @@ class Executor:
                 raise
             self._succeeded(action, note, pass_id)
             done.append(action)
+            await self.refresh()
             notes += [note] if note else []
         return Executed(len(done), notes=tuple(notes))
 

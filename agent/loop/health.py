@@ -31,8 +31,11 @@ class HealthProbe:
         self._ports = ports
         self._changed = changed
         self._probes: dict[str, _Probe] = {}
+        self.paused = False  # while a plan is carried out, services come and go because of it
 
     async def of(self, name: str, service: Service, url: str) -> Fact[str]:
+        if self.paused:
+            return Unknown("a plan is being carried out", "Working")
         now = self._ports.clock.monotonic()
         probe = self._probes.get(name)
         if probe is None:

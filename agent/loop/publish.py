@@ -52,11 +52,24 @@ class Publisher:
     _activity_at: float = 0.0
     _later: asyncio.TimerHandle | None = None
 
+    @property
+    def doing(self) -> str:
+        """The activity that was told last."""
+        return self._activity
+
     def publish(
-        self, decision: "Decision", specs: Specs, conditions: tuple[Condition, ...], sentence: str, view: View
+        self,
+        decision: "Decision",
+        specs: Specs,
+        conditions: tuple[Condition, ...],
+        sentence: str,
+        view: View,
+        *,
+        activity: str = "",
     ) -> None:
+        """Publish the whole status. ``activity`` only from the middle of a plan."""
         inputs, plan = decision.inputs, decision.plan
-        made_from = (decision, conditions, specs.problems, sentence)
+        made_from = (decision, conditions, specs.problems, sentence, activity)
         if self._fresh(made_from):
             return
         shown = None
@@ -73,6 +86,7 @@ class Publisher:
                 host=host_status(inputs, self.simulated),
                 published_at=self.clock.now(),
                 stale_after=self.stale_after,
+                activity=activity,
                 ready=ready_of(conditions),
                 spec=SpecStatus(
                     path=specs.path,

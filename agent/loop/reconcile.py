@@ -3,7 +3,7 @@
 import asyncio
 import uuid
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from agent.core.condition import Condition, merge
 from agent.core.inputs import Inputs
@@ -67,6 +67,7 @@ class Reconciler:
     _conditions: tuple[Condition, ...] = ()
     _last: Decision | None = field(default=None)
     _conditions_of: tuple[object, ...] | None = None  # what the conditions were made from
+    _working: tuple[Decision, View] | None = None  # the plan that is being carried out
     _learned: tuple[Observation, Memory] | None = None  # what the memory has already learned from
     _done_before: str = ""  # id of the plan that the pass before this one carried out
 
@@ -163,10 +164,26 @@ class Reconciler:
             PassResult(sentence="Working: " + plan.actions[0].description),
             View(pass_id, trigger, decision.inputs.now, 0.0),
         )
+        self._working = (decision, View(pass_id, trigger, decision.inputs.now, 0.0))
+        self.observer.health.paused = True
         try:
             return await self.executor.execute(plan, decision.inputs.obs, pass_id)
         finally:
+            self._working = None
+            self.observer.health.paused = False
             await self.permit.release()
+
+    async def refresh(self) -> None:
+        """Publish what the host is like in the middle of a plan: old facts must not look like today's (law 9)."""
+        if self._working is None:
+            return
+        decision, view = self._working
+        inputs = await self.look()
+        now = replace(decision, inputs=inputs, resolved=resolve(inputs))
+        self.publisher.publish(
+            now, self.specs, self.conditions(now), f"Working on plan {decision.plan.id}.", view,
+            activity=self.publisher.doing,
+        )  # fmt: skip
 
     def _result(self, decision: Decision, executed: Executed | None) -> PassResult:
         plan = decision.plan

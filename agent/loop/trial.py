@@ -38,6 +38,7 @@ class Trials:
     look: Callable[[], Awaitable[Inputs]]
     edited: asyncio.Event
     progress: Callable[[str], None]
+    refresh: Callable[[], Awaitable[None]]
 
     async def preflight(self, name: str) -> None:
         inputs = await self.look()
@@ -186,6 +187,7 @@ class _Trial:
         self.trials.journal.append(
             self.now, "phase-end", service=self.name, phase=label + phase, result=result, detail=detail
         )
+        await self.trials.refresh()
         return result
 
     def _alive(self) -> None:

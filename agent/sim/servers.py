@@ -5,6 +5,7 @@ own child when it first needs one, with as much loading left as the simulated ti
 """
 
 import contextlib
+import http.client
 import json
 import os
 import signal
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from agent.sim.world import World
 
 PROGRAM = Path(__file__).with_name("server.py")
+START_SECONDS = 10.0  # real seconds that a child may take to answer
 END_SECONDS = 5.0  # real seconds that a killed child may take to go
 
 Key = tuple[str, str]  # target, unit
@@ -88,7 +90,8 @@ class Servers:
         config = Path(self._folder.name) / f"{len(self._children)}-{unit.main_pid}.json"
         with socket.socket() as listener:
             listener.bind(("127.0.0.1", 0))
-            url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+            listener_port = listener.getsockname()[1]
+            url = f"http://127.0.0.1:{listener_port}"
             settings = self._config(key, unit)
             _write(config, {**settings, "fd": listener.fileno()})
             if settings["load_seconds"] == 0.0:
@@ -104,6 +107,8 @@ class Servers:
             )
         child = Child(process, unit.main_pid, url, config)
         self._children[key] = child
+        if settings["load_seconds"] == 0.0:
+            _wait_until_it_answers(listener_port)
         return child
 
     def _config(self, key: Key, unit: UnitState) -> dict[str, Any]:
@@ -189,6 +194,14 @@ class Servers:
         if self._folder is not None:
             self._folder.cleanup()
             self._folder = None
+
+
+def _wait_until_it_answers(port: int) -> None:
+    """Real seconds that this machine takes to start a process must not pass as the simulated server's slowness."""
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=START_SECONDS)
+    with contextlib.closing(connection), contextlib.suppress(OSError, http.client.HTTPException):
+        connection.request("GET", "/v1/models")
+        connection.getresponse().read()
 
 
 def _write(path: Path, config: dict[str, Any]) -> None:

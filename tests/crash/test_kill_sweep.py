@@ -22,7 +22,11 @@ from tests.rig import Rig
 PARTS = 4  # of each sweep, so that several test workers can share it
 AT_ONCE = 3  # kills under way in one worker: most of their time is spent waiting
 MOST = 200
-CLOSED = {"promoted", "rolled-back", "degraded"}  # on a busy machine the last good one may measure low: it stays
+CLOSED = {
+    "promoted",
+    "rolled-back",
+    "degraded",
+}  # on a busy machine the last good one may measure low: it stays
 FEWEST = 20  # journal entries of either half: fewer would mean that the sweep missed the trial
 NOTES, UNREACHED = "notes.txt", "unreached"
 INSTANTS: tuple[When, ...] = ("entry-written", "between-entries")

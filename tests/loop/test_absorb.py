@@ -9,10 +9,13 @@ from agent.core.observation import Gpu, KernelEvent, Nvml, Observation, Pci, Pci
 from agent.loop.absorb import absorb
 
 ADDRESS, OTHER = "0000:01:00.0", "0000:11:00.0"
+FIRST_BOOT = Known("boot-1")
 
 
 def card(address: str = ADDRESS, serial: str = "aa") -> PciFunction:
-    return PciFunction(address, 0x10DE, 0x2BB5, 0x030200, driver=Known("nvidia"), serial=Known(serial), slot=Known("1"))
+    return PciFunction(
+        address, 0x10DE, 0x2BB5, 0x030200, driver=Known("nvidia"), serial=Known(serial), slot=Known("1")
+    )
 
 
 def shown(address: str = ADDRESS, uuid: str = "GPU-1") -> Gpu:
@@ -20,9 +23,11 @@ def shown(address: str = ADDRESS, uuid: str = "GPU-1") -> Gpu:
 
 
 def seen(
-    *functions: PciFunction, gpus: dict[str, Fact[Gpu]] | None = None, boot: Fact[str] = Known("boot-1")
+    *functions: PciFunction, gpus: dict[str, Fact[Gpu]] | None = None, boot: Fact[str] = FIRST_BOOT
 ) -> Observation:
-    nvml: Fact[Nvml] = Known(Nvml(Known("590"), gpus=gpus)) if gpus is not None else Absent("no GPU on nvidia")
+    nvml: Fact[Nvml] = (
+        Known(Nvml(Known("590"), gpus=gpus)) if gpus is not None else Absent("no GPU on nvidia")
+    )
     pci = Known(Pci({f.address: f for f in functions}))
     return Observation(Platform(boot_id=boot), pci, nvml, kernel_events=Known(()))
 

@@ -88,7 +88,9 @@ async def bench(tmp_path: Path) -> AsyncIterator[Bench]:
         yield Bench(agent, steps)
 
 
-async def test_actions_are_done_in_the_plans_order_and_each_has_an_intent_and_an_outcome(bench: Bench) -> None:
+async def test_actions_are_done_in_the_plans_order_and_each_has_an_intent_and_an_outcome(
+    bench: Bench,
+) -> None:
     result = await bench.executor.execute(plan_of(step("b"), step("a", Stage.STOP), step("c")), OBS, "pass")
     assert bench.steps.done == ["set a", "set b", "set c"]
     assert (result.done, result.failed) == (3, None)
@@ -115,7 +117,9 @@ async def test_the_first_failure_ends_the_plan(bench: Bench) -> None:
     assert bench.records()[-1] == ("outcome", "steps/set/b", "failed")
 
 
-@pytest.mark.parametrize("error", [TransientError("busy"), OSError(5, "Input/output error"), TimeoutError("late")])
+@pytest.mark.parametrize(
+    "error", [TransientError("busy"), OSError(5, "Input/output error"), TimeoutError("late")]
+)
 async def test_a_passing_failure_is_tried_again_later_and_later(bench: Bench, error: Exception) -> None:
     bench.steps.script["a"] = failing(error)
     waits = []
@@ -180,7 +184,10 @@ def revertible(target: str, stage: Stage) -> Action:
 async def test_what_only_the_failed_part_needed_is_put_back_in_reverse_order(bench: Bench) -> None:
     bench.steps.script["last"] = failing(TransientError("no"))
     plan = plan_of(
-        revertible("a", Stage.STOP), revertible("b", Stage.RELEASE), revertible("c", Stage.PREPARE), step("last")
+        revertible("a", Stage.STOP),
+        revertible("b", Stage.RELEASE),
+        revertible("c", Stage.PREPARE),
+        step("last"),
     )
     await bench.executor.execute(plan, OBS, "pass")
     assert bench.steps.done == ["set c", "set a", "set b", "put-back b", "put-back a"]

@@ -38,7 +38,12 @@ class Server:
         return Completion("word", self.answer, "length")
 
     async def benchmark_level(
-        self, url: str, model: str, spec: BenchmarkSpec, concurrency: int, progress: Callable[[int, int], None]
+        self,
+        url: str,
+        model: str,
+        spec: BenchmarkSpec,
+        concurrency: int,
+        progress: Callable[[int, int], None],
     ) -> LevelResult:
         raise NotImplementedError
 

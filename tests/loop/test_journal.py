@@ -42,7 +42,9 @@ def test_it_can_be_read_by_its_owner_only(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("torn", [b'{"at": 3, "ev', b"\xff\xfe", b"{}"[:1], b'{"at": 3, "event": "third"}'])
-def test_a_torn_last_line_is_passed_over_and_cut_off_before_the_next_record(tmp_path: Path, torn: bytes) -> None:
+def test_a_torn_last_line_is_passed_over_and_cut_off_before_the_next_record(
+    tmp_path: Path, torn: bytes
+) -> None:
     path = tmp_path / "journal.jsonl"
     written(path, "first", "second")
     with path.open("ab") as file:
@@ -51,7 +53,11 @@ def test_a_torn_last_line_is_passed_over_and_cut_off_before_the_next_record(tmp_
     assert [r["event"] for r in journal.tail(10)] == ["first", "second"]
     journal.append(4.0, "fourth")
     journal.close()
-    assert [json.loads(line)["event"] for line in path.read_text().splitlines()] == ["first", "second", "fourth"]
+    assert [json.loads(line)["event"] for line in path.read_text().splitlines()] == [
+        "first",
+        "second",
+        "fourth",
+    ]
 
 
 def test_a_file_that_is_nothing_but_a_torn_line_begins_anew(tmp_path: Path) -> None:

@@ -137,7 +137,9 @@ async def test_kernel_lines_are_counted_once_however_often_one_looks(tmp_path: P
         for _ in range(3):
             events = (await look(agent)).kernel_events
         assert isinstance(events, Known)
-        assert [(e.address, e.code, e.count) for e in events.value if e.sort == "xid"] == [("0000:01:00.0", 13, 3)]
+        assert [(e.address, e.code, e.count) for e in events.value if e.sort == "xid"] == [
+            ("0000:01:00.0", 13, 3)
+        ]
 
 
 async def test_a_missing_file_of_ours_is_left_out_and_an_empty_one_is_not(tmp_path: Path) -> None:

@@ -104,7 +104,9 @@ async def test_activity_is_published_at_most_once_a_second(desk: Desk) -> None:
     assert desk.status.activity == "step 50"
 
 
-async def test_a_sign_of_life_without_words_keeps_the_last_ones_and_makes_the_status_fresh(desk: Desk) -> None:
+async def test_a_sign_of_life_without_words_keeps_the_last_ones_and_makes_the_status_fresh(
+    desk: Desk,
+) -> None:
     desk.publish()
     desk.publisher.activity("qwen: ready")
     desk.clock.go_on(30.0)

@@ -154,7 +154,9 @@ async def test_a_new_generation_answers_the_failures_and_approvals_of_the_old_on
     specs = kept.open()
     await specs.refresh()
     grant = Grant(plan_id="p", generation=1, disruption=3, touches=("u",), at=1.0)
-    specs.store.update(failures={"a": 3}, retry_after={"a": 9.0}, terminal={"b": "x"}, grant=grant, approved="p")
+    specs.store.update(
+        failures={"a": 3}, retry_after={"a": 9.0}, terminal={"b": "x"}, grant=grant, approved="p"
+    )
     kept.source.text = recipe()
     await specs.refresh()
     memory = specs.store.memory
