@@ -171,9 +171,6 @@ def _forbidden(slot: SlotBinding, inputs: Inputs, selection: Selection, pci: Pci
     """What stands against touching this slot at all, holders aside."""
     for binding in slot.functions:
         function = pci.functions[binding.address]
-        if isinstance(function.iommu_group, Unknown):
-            message = f"the IOMMU group of {function.address} cannot be read: {function.iommu_group.reason}"
-            return Refusal("driver-binding", slot.gpu, "IommuGroupUnknown", message, "wait for the next pass")
         if binding.driver_wrong and (refusal := _console(slot, function)) is not None:
             return refusal
     if slot.driver == "vfio-pci":
@@ -219,6 +216,9 @@ def _group_refusal(
     """An IOMMU group is on vfio-pci whole or not at all: what the spec does not move along forbids the move."""
     function, to_vfio = pci.functions[binding.address], slot.driver == "vfio-pci"
     group = group_of(function, pci)
+    if isinstance(function.iommu_group, Unknown):
+        message = f"the IOMMU group of {function.address} cannot be read: {function.iommu_group.reason}"
+        return Refusal("driver-binding", slot.gpu, "IommuGroupUnknown", message, "wait for the next pass")
     if group is None and to_vfio:
         message = (
             f"{binding.address} has no IOMMU group ({say(function.iommu_group)}): vfio-pci needs the IOMMU on"

@@ -5,10 +5,11 @@ from collections.abc import Sequence
 from agent.kind import Kind
 from agent.kinds.driver_binding import DriverBinding
 from agent.kinds.gpu_settings import GpuSettingsKind
+from agent.kinds.modules import ModulesKind
 from agent.kinds.p2p import P2PKind
 from agent.kinds.platform import PlatformKind
 from agent.kinds.service import ServiceKind
 
-ALL: Sequence[Kind] = (PlatformKind(), DriverBinding(), GpuSettingsKind(), P2PKind(), ServiceKind())
+ALL: Sequence[Kind] = (PlatformKind(), DriverBinding(), ModulesKind(), GpuSettingsKind(), P2PKind(), ServiceKind())
 
 __all__ = ["ALL"]

@@ -72,7 +72,8 @@ class DriverBinding:
         quiesce: dict[str, list[str]] = {}
         for slot in resolved.slots:
             if slot.refusal is not None:
-                refusals += [slot.refusal] if slot.wrong or slot.group_shared else []
+                said = slot.wrong or slot.group_shared or slot.refusal.reason.endswith("Unknown")
+                refusals += [slot.refusal] if said else []
                 continue
             made = self._slot_actions(slot, resolved)
             actions += made

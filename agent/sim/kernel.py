@@ -226,7 +226,10 @@ def load_module(world: "World", name: str) -> None:
         raise fail("ENOENT", f"module {name}")
     if module in state.modules:
         return
-    state.modules[module] = ModuleState(version=state.driver_version if module == "nvidia" else "")
+    described = world.profile.modules.get(module)
+    state.modules[module] = described.model_copy(deep=True) if described is not None else ModuleState()
+    if module == "nvidia":
+        state.modules[module].version = state.driver_version
     for address, function in state.functions.items():
         wanted = function.override or function.native
         pending = state.unbinds.get(address)

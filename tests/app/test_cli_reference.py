@@ -153,7 +153,7 @@ def test_every_condition_type_is_in_the_first_table() -> None:
 
 def put_together() -> set[str]:
     """Reasons that stand nowhere in the code as they are said."""
-    results = {r.capitalize().replace("-", "") for r in get_args(PairResult)}
+    results = {r.title().replace("-", "") for r in get_args(PairResult)}
     phases = {p.title().replace("-", "") + "Timeout" for p in (*TRIAL_PHASES, *PROVE_PHASES, *RESTORE_PHASES)}
     return results | phases
 

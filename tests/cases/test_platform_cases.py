@@ -24,6 +24,7 @@ from tests.cases.hardware import (
 from tests.cases.operating import (
     INFERENCE,
     TARGET,
+    asks,
     kernel_says,
     service_dies,
     starts,
@@ -279,6 +280,23 @@ async def test_D8_what_the_kernel_says_counts_for_the_cards_it_concerns(
         kernel_says(agent, line)
         await agent.one_pass()
         assert agent.condition("GpusHealthy").status == status
+
+
+async def test_D9_a_module_that_did_not_load_is_tried_again_before_the_service_starts(tmp_path: Path) -> None:
+    async with rig(tmp_path, scenario=SCENARIOS / "D9.yaml") as agent:
+        await agent.converge()
+        await agent.one_pass()
+        condition = agent.condition("ModulesLoaded")
+        assert (condition.status, condition.reason) == ("False", "ModuleMissing")
+        assert "modprobe nvidia_uvm came back, and the module is not loaded" in condition.message
+        assert starts(agent) == 0
+        assert writes_about(agent, "nvidia_uvm") == [
+            "platform.load_module nvidia_uvm"
+        ]  # no second one at once
+        asks(agent, "retry", "nvidia_uvm")
+        await agent.converge()
+        assert "nvidia_uvm" in agent.world.state.modules
+        await is_ready(agent)
 
 
 async def test_a_real_host_is_never_acted_on(tmp_path: Path) -> None:

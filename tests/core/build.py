@@ -15,6 +15,7 @@ from agent.core.observation import (
     Gpu,
     Holder,
     IommuGroup,
+    Module,
     Nvml,
     Observation,
     Pci,
@@ -125,7 +126,7 @@ def serving(address: str, unit: str = UNIT, container: str = CONTAINER) -> Holde
 
 PLATFORM = Platform(
     boot_id=Known(BOOT), kernel_release=Known("6.14.11-4-pve"), cmdline=Known(("ro", "quiet")),
-    modules=Known({}), module_options=Known(()), sev_snp=Known(value=True), nvidia_driver=Known(DRIVER),
+    modules=Known({m: Module(m) for m in ("nvidia", "nvidia_uvm")}), module_options=Known(()), sev_snp=Known(value=True), nvidia_driver=Known(DRIVER),
     systemd=Known("257"),
 )  # fmt: skip
 
@@ -170,7 +171,11 @@ def made(inputs: Inputs, *changes: Change) -> Inputs:
 
 def stopped_facts(unit: str, state: str = "inactive") -> ServiceFacts:
     return ServiceFacts(
-        Known(Unit(unit, "loaded", state)), Known({}), Absent("no main process"), Known(value=True), Absent("no")
+        Known(Unit(unit, "loaded", state)),
+        Known({}),
+        Absent("no main process"),
+        Known(value=True),
+        Absent("no"),
     )
 
 
@@ -290,7 +295,9 @@ def in_group(number: int, *addresses: str) -> Change:
 def group_type(kind: Fact[str], *addresses: str) -> Change:
     def change(inputs: Inputs) -> Inputs:
         tree = known_pci(inputs)
-        groups = {n: replace(g, type=kind) if set(g.members) & set(addresses) else g for n, g in tree.groups.items()}
+        groups = {
+            n: replace(g, type=kind) if set(g.members) & set(addresses) else g for n, g in tree.groups.items()
+        }
         return with_obs(inputs, pci=Known(replace(tree, groups=groups)))
 
     return change
@@ -335,7 +342,11 @@ def running(name: str = "qwen", revision: Revision | None = None) -> Change:
         what = revision or desired(inputs, name)
         unit = Unit(what.unit, "loaded", "active", "running", 4242, pids=(4242,))
         now = ServiceFacts(
-            Known(unit), Known(what.files), Known(Process(4242, what.argv, what.env)), Known(value=True), Known("ok")
+            Known(unit),
+            Known(what.files),
+            Known(Process(4242, what.argv, what.env)),
+            Known(value=True),
+            Known("ok"),
         )
         container = what.target.removeprefix("lxc:") if what.target.startswith("lxc:") else ""
         inputs = with_obs(inputs, services={**inputs.obs.services, name: now})

@@ -162,7 +162,9 @@ def pending(address: str, variant: int) -> Change:
 def quarantine(address: str, variant: int) -> Change:
     boot = (BOOT, "another boot", "", BOOT)[variant]
     where = audio_of(address) if variant == 3 else address
-    entry = Quarantine(address=where, reason="GpuLost", message="it has fallen off the bus", boot_id=boot, at=NOW)
+    entry = Quarantine(
+        address=where, reason="GpuLost", message="it has fallen off the bus", boot_id=boot, at=NOW
+    )
     return lambda i: with_memory(quarantine={**i.memory.quarantine, where: entry})(i)
 
 
@@ -170,7 +172,9 @@ def gone(address: str, variant: int) -> Change:
     def change(inputs: Inputs) -> Inputs:
         tree = build.known_pci(inputs)
         left = {a: f for a, f in tree.functions.items() if f.slot_address != address[:-2]}
-        groups = {n: replace(g, members=tuple(m for m in g.members if m in left)) for n, g in tree.groups.items()}
+        groups = {
+            n: replace(g, members=tuple(m for m in g.members if m in left)) for n, g in tree.groups.items()
+        }
         seen = build.nvml_of(address, None)(inputs)
         return with_obs(seen, pci=Known(Pci(left, groups, tree.pending_unbinds)))
 
@@ -197,6 +201,10 @@ def platform(address: str, variant: int) -> Change:
         build.platform(nvidia_driver=Known("580.1")),
         build.platform(cmdline=Known(("iommu=pt", "vfio-pci.ids=10de:2bb5")), sev_snp=Known(value=False)),
     )[variant]
+
+
+def modules(address: str, variant: int) -> Change:
+    return build.platform(modules=(Known({}), LOST, Absent(), Known({}))[variant])
 
 
 def target(address: str, variant: int) -> Change:
@@ -236,7 +244,9 @@ def service_state(address: str, variant: int) -> Change:
 
 
 def service_unread(address: str, variant: int) -> Change:
-    change = ({"unit": LOST}, {"process": LOST}, {"files": LOST}, {"model_present": Known(value=False)})[variant]
+    change = ({"unit": LOST}, {"process": LOST}, {"files": LOST}, {"model_present": Known(value=False)})[
+        variant
+    ]
     return _service(address, lambda name: build.facts(name, **change))
 
 
@@ -248,7 +258,9 @@ def _when_desired(name: str, change: Change) -> Change:
 
 def service_memory(address: str, variant: int) -> Change:
     def make(name: str) -> Change:
-        return _when_desired(name, (_promoted_now(name), _rejected(name), _unfinished(name), _older_promoted(name))[variant])
+        return _when_desired(
+            name, (_promoted_now(name), _rejected(name), _unfinished(name), _older_promoted(name))[variant]
+        )
 
     return _service(address, make)
 
@@ -290,7 +302,10 @@ def remembered_trouble(address: str, variant: int) -> Change:
     if variant == 1:
         return with_memory(stopped_units={EXPORTER: "driver change"})
     return _service(
-        address, lambda name: lambda i: with_memory(terminal={**i.memory.terminal, f"service/trial/{name}": "wedged"})(i)
+        address,
+        lambda name: (
+            lambda i: with_memory(terminal={**i.memory.terminal, f"service/trial/{name}": "wedged"})(i)
+        ),
     )
 
 
@@ -305,7 +320,8 @@ def failed_before(address: str, variant: int) -> Change:
         if variant % 2:
             return with_memory(terminal={**inputs.memory.terminal, key: "it cannot work"})(inputs)
         return with_memory(
-            retry_after={**inputs.memory.retry_after, key: NOW + 1e6}, failures={**inputs.memory.failures, key: 2}
+            retry_after={**inputs.memory.retry_after, key: NOW + 1e6},
+            failures={**inputs.memory.failures, key: 2},
         )(inputs)
 
     return change
@@ -331,7 +347,9 @@ def tested(address: str, variant: int) -> Change:
 def page_fault(address: str, variant: int) -> Change:
     if variant == 3:
         return lambda i: with_obs(i, kernel_events=LOST)
-    event = KernelEvent("page-fault", address, 7, NOW - 100, NOW - 50, "AMD-Vi: Event logged [IO_PAGE_FAULT ...]", 0x30)
+    event = KernelEvent(
+        "page-fault", address, 7, NOW - 100, NOW - 50, "AMD-Vi: Event logged [IO_PAGE_FAULT ...]", 0x30
+    )
     return lambda i: with_obs(i, kernel_events=Known((event,)))
 
 
@@ -350,7 +368,7 @@ FAULTS: dict[str, Fault] = {
     f.__name__: f
     for f in (
         driver, audio_driver, override, audio_override, holder, own_holder, holders_unread, audio_holder, console,
-        nvml_gpu, nvml, power, iommu_group, group_type, pending, quarantine, gone, identity, numa, platform, target,
+        nvml_gpu, nvml, power, iommu_group, group_type, pending, quarantine, gone, identity, numa, platform, modules, target,
         service_state, service_unread, service_memory, remembered_trouble, failed_before, tested, page_fault, controls,
         rules,
     )

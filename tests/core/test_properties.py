@@ -95,7 +95,10 @@ def test_nothing_outside_the_spec_is_touched(world: World) -> None:
     units = {s.unit for s in spec.services.values()} | {*spec.policy.quiesce, *memory.stopped_units}
     held_by_services = {a for a, f in world.inputs.obs.holders.items() if isinstance(f, Known) and f.value}
     for action in plan(world.inputs).actions:
-        for touched in {*action.touches, *(action.params if action.verb in {"bind", "mend-override"} else ())}:
+        for touched in {
+            *action.touches,
+            *(action.params if action.verb in {"bind", "mend-override"} else ()),
+        }:
             if action.kind == "service" and touched in held_by_services:
                 continue  # a service that stops lets go of everything it holds
             assert touched in units or world.driver_at(touched), action
@@ -121,7 +124,9 @@ def test_a_plan_never_stops_a_service_or_unit_that_it_does_not_start_again(world
             assert index.get(f"service/preflight/{action.target}", len(actions)) < number
         if action.verb == "quiesce":
             assert index.get(f"driver-binding/restore-unit/{action.target}", -1) > number
-            assert any(a.verb == "bind" for a in actions), "a unit is stopped for a driver change and for nothing else"
+            assert any(a.verb == "bind" for a in actions), (
+                "a unit is stopped for a driver change and for nothing else"
+            )
         if action.verb == "persistence-off":
             assert index.get(f"driver-binding/bind/{action.target}", -1) > number
 
@@ -170,7 +175,9 @@ def t(target: object) -> str:
 
 
 @given(worlds())
-def test_a_service_starts_only_on_gpus_that_are_then_on_nvidia_and_left_by_other_services(world: World) -> None:
+def test_a_service_starts_only_on_gpus_that_are_then_on_nvidia_and_left_by_other_services(
+    world: World,
+) -> None:
     made = plan(world.inputs)
     for state, action in trajectory(ALL, made, world.inputs):
         if action.key.startswith("service/trial/"):
@@ -179,7 +186,10 @@ def test_a_service_starts_only_on_gpus_that_are_then_on_nvidia_and_left_by_other
                 function = state.obs.function(gpu)
                 assert function is not None
                 assert function.driver == Known("nvidia"), (gpu, action)
-                assert gpu not in state.memory.quarantine or state.memory.quarantine[gpu].boot_id == "another boot"
+                assert (
+                    gpu not in state.memory.quarantine
+                    or state.memory.quarantine[gpu].boot_id == "another boot"
+                )
 
 
 @given(worlds())
@@ -201,7 +211,9 @@ def test_required_p2p_is_never_started_without_a_good_verdict_or_a_test_before_i
         if action.key.startswith("service/trial/"):
             service = resolved.services[action.target]
             if service.service.p2p == "required" and len(service.gpus) > 1 and not service.p2p.on:
-                tests = [a for a in actions if a.verb == "selftest" and a.params["gpus"] == ",".join(service.gpus)]
+                tests = [
+                    a for a in actions if a.verb == "selftest" and a.params["gpus"] == ",".join(service.gpus)
+                ]
                 assert tests and tests[0].stage < Stage.START
 
 
@@ -212,8 +224,10 @@ def test_every_condition_can_be_said_once_and_the_unknown_is_never_true(world: W
     assert len({c.type for c in found}) == len(found)
     truth = {c.type: c.status for c in found}
     if made.actions:
-        assert "False" in truth.values() or "Unknown" in truth.values() or all(
-            a.disruption <= Disruption.LIVE for a in made.actions
+        assert (
+            "False" in truth.values()
+            or "Unknown" in truth.values()
+            or all(a.disruption <= Disruption.LIVE for a in made.actions)
         )
     for drift in made.drifts:
         if drift.kind == "driver-binding" and drift.field == "driver":

@@ -14,7 +14,10 @@ def verdict(result: PairResult, gpus: tuple[str, ...] = FIRST, **changes: object
 
     def change(inputs: Inputs) -> Inputs:
         paths = tuple(
-            PathVerdict(source=a, destination=b, path="copy-push", result=result) for a in gpus for b in gpus if a != b
+            PathVerdict(source=a, destination=b, path="copy-push", result=result)
+            for a in gpus
+            for b in gpus
+            if a != b
         )
         found = P2PVerdict(
             gpus=gpus, fingerprint=fingerprint(inputs.obs, gpus), result=result, paths=paths, controls_ok=True,
@@ -37,7 +40,12 @@ def split(*, result: PairResult = "corrupt") -> Change:
     def change(inputs: Inputs) -> Inputs:
         idle = [a for gpu in GPUS for a in (gpu, build.audio_of(gpu))]
         return made(
-            inputs, build.on("vfio-pci", *LAST), build.stopped(), build.idle(*idle), rules_written, verdict(result)
+            inputs,
+            build.on("vfio-pci", *LAST),
+            build.stopped(),
+            build.idle(*idle),
+            rules_written,
+            verdict(result),
         )
 
     return change

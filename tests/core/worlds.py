@@ -54,7 +54,11 @@ def _selector(address: str, style: str) -> object:
 def specs(draw: st.DrawFn) -> tuple[GpuHost, dict[str, str], dict[str, Any]]:
     """A spec that the checks accept, and the driver that it wants for each card."""
     groups = draw(
-        st.lists(st.sampled_from(["", "inference", "second", "confidential", "confidential"]), min_size=8, max_size=8)
+        st.lists(
+            st.sampled_from(["", "inference", "second", "confidential", "confidential"]),
+            min_size=8,
+            max_size=8,
+        )
         | st.just(["inference"] * 4 + ["confidential"] * 4)
     )
     style = draw(st.sampled_from(["address", "uuid", "serial", "slot", "numa"]))
@@ -65,7 +69,9 @@ def specs(draw: st.DrawFn) -> tuple[GpuHost, dict[str, str], dict[str, Any]]:
         if name in groups
     }
     if style == "numa":
-        owner = {a: "inference" if a in FIRST else "confidential" for a in GPUS if a not in (FIRST[3], LAST[3])}
+        owner = {
+            a: "inference" if a in FIRST else "confidential" for a in GPUS if a not in (FIRST[3], LAST[3])
+        }
         select = {"inference": {"numaNode": 0, "count": 3}, "confidential": {"numaNode": 1, "count": 3}}
     sections = _sections(draw, select)
     host = spec(**sections)
@@ -77,7 +83,11 @@ def specs(draw: st.DrawFn) -> tuple[GpuHost, dict[str, str], dict[str, Any]]:
 def _sections(draw: st.DrawFn, select: dict[str, Any]) -> dict[str, Any]:
     settings = draw(st.sampled_from([{}, {"persistenceMode": True}, {"powerLimit": "450W"}]))
     gpus = {
-        name: {"select": chosen, "driver": DRIVERS[name], "settings": settings if DRIVERS[name] == "nvidia" else {}}
+        name: {
+            "select": chosen,
+            "driver": DRIVERS[name],
+            "settings": settings if DRIVERS[name] == "nvidia" else {},
+        }
         for name, chosen in select.items()
     }
     names = draw(st.sets(st.sampled_from([n for n in select if DRIVERS[n] == "nvidia"] or [""])))
@@ -98,9 +108,16 @@ def _sections(draw: st.DrawFn, select: dict[str, Any]) -> dict[str, Any]:
         st.sampled_from(
             [
                 {},
-                {"sevSnp": "enabled", "iommu": "translated", "kernelArgs": {"forbid": ["iommu=pt", "vfio-pci.ids=*"]}},
+                {
+                    "sevSnp": "enabled",
+                    "iommu": "translated",
+                    "kernelArgs": {"forbid": ["iommu=pt", "vfio-pci.ids=*"]},
+                },
                 {"iommu": "passthrough", "sevSnp": "disabled", "nvidiaDriver": "590.48.01"},
-                {"modules": {"nvidia_uvm": {"uvm_disable_hmm": 1}}, "kernelArgs": {"require": ["pcie_aspm=off"]}},
+                {
+                    "modules": {"nvidia_uvm": {"uvm_disable_hmm": 1}},
+                    "kernelArgs": {"require": ["pcie_aspm=off"]},
+                },
             ]
         )
     )
@@ -134,7 +151,9 @@ def worlds(draw: st.DrawFn, most: int = 6) -> World:
     for name, address, variant in chosen:
         inputs = FAULTS[name](address, variant)(inputs)
     cards = {a: uuid_of(a) for a in GPUS}
-    if moved and len(inputs.memory.identities) == len(GPUS):  # an address that nobody remembers means what is there now
+    if moved and len(inputs.memory.identities) == len(
+        GPUS
+    ):  # an address that nobody remembers means what is there now
         inputs, cards = shifted(inputs), {_shifted(a): card for a, card in cards.items()}
     if any(isinstance(g.select, ByNuma) for g in host.spec.gpus.values()):
         wanted = _by_node(inputs, cards)
@@ -147,7 +166,11 @@ def _by_node(inputs: Inputs, cards: dict[str, str]) -> dict[str, str]:
     tree = build.known_pci(inputs)
     for group in inputs.spec.gpus.values():
         if isinstance(group.select, ByNuma):
-            node = [a for a in sorted(cards) if a in tree.functions and tree.functions[a].numa_node == Known(group.select.numa_node)]
+            node = [
+                a
+                for a in sorted(cards)
+                if a in tree.functions and tree.functions[a].numa_node == Known(group.select.numa_node)
+            ]
             wanted |= {cards[a]: group.driver for a in node[: group.select.count]}
     return wanted
 

@@ -20,16 +20,16 @@ from tests.forked import fork, wait
 from tests.rig import Rig, recipe, rig
 
 # One short level, and a model that loads in no time. At this compression the shortest deadline of a trial is still a
-# good part of a second.
-FACTOR = 100.0
+# real second.
+FACTOR = 60.0
 LOAD_SECONDS = 1.0
 QUICK = {
     "benchmark": {"concurrency": [1], "outputTokens": 800},
     "regression": {"throughput": "90%", "latencyP50": "900%", "latencyP95": "900%"},
 }
-# The floor alone decides: it lies between the full and the halved speed, of which a test of some tenths of a second can
-# tell one from the other also on a busy machine.
-SLOWER = {"gate": {**QUICK, "require": {"1": ">= 80 tok/s"}}, "args": {"disable-cuda-graph": True}}
+# The floor alone decides, just under the full speed. A machine so busy that the full speed does not reach it shows the
+# last good revision as degraded, which stays up all the same; one that lets the halved speed reach it is not to be feared.
+SLOWER = {"gate": {**QUICK, "require": {"1": ">= 100 tok/s"}}, "args": {"disable-cuda-graph": True}}
 AS_FOUND = recipe(services={"qwen": {"gate": QUICK}})
 EDITED = recipe(services={"qwen": SLOWER})
 
