@@ -59,7 +59,7 @@ class PciPort(Protocol):
         ...
 
     async def unbind_state(self, address: str) -> str:
-        """ "running", "done", or "failed: ERRNO"; "none" if no unbind of ours is known."""
+        """One of: running, done, "failed: ERRNO", or none if no unbind of ours is known."""
         ...
 
     async def probe(self, address: str) -> None:
@@ -205,7 +205,7 @@ class Permit(Protocol):
     """Asked before a disruptive plan; a door for a fleet lock later."""
 
     async def acquire(self, plan_id: str, disruption: str) -> str:
-        """ "" when granted, else why not."""
+        """Why not; "" when granted."""
         ...
 
     async def release(self) -> None: ...

@@ -35,7 +35,13 @@ QUICK_GATE = {
     "startTimeout": "10m",
     "drainTimeout": "5s",
     "stopTimeout": "30s",
-    "benchmark": {"concurrency": [1, 4], "outputTokens": 200, "repeats": 1, "requestsPerSlot": 1, "timeout": "30m"},
+    "benchmark": {
+        "concurrency": [1, 4],
+        "outputTokens": 200,
+        "repeats": 1,
+        "requestsPerSlot": 1,
+        "timeout": "30m",
+    },
     "require": None,
     "regression": {"throughput": "40%", "latencyP50": "80%", "latencyP95": "90%"},
 }
@@ -78,10 +84,16 @@ class Rig:
 
     def open(self) -> None:
         self.host = simulated_host(
-            self.profile, state=self.root / "sim/world.json", scenario=self.scenario, time_factor=self.factor,
-            inference=HttpInference, edit_spec=spec_editor(self.spec),
+            self.profile,
+            state=self.root / "sim/world.json",
+            scenario=self.scenario,
+            time_factor=self.factor,
+            inference=HttpInference,
+            edit_spec=spec_editor(self.spec),
         )
-        self.agent = assemble_on(self.host.ports, Paths(self.root, self.spec), simulation=self.host, deadline=2.0)
+        self.agent = assemble_on(
+            self.host.ports, Paths(self.root, self.spec), simulation=self.host, deadline=2.0
+        )
 
     async def close(self) -> None:
         await self.agent.close()
@@ -115,7 +127,12 @@ class Rig:
 
 @asynccontextmanager
 async def rig(
-    root: Path, *, spec: str | None = None, scenario: str | Path | None = None, factor: float | None = FACTOR, profile: Any = "esc8000a"
+    root: Path,
+    *,
+    spec: str | None = None,
+    scenario: str | Path | None = None,
+    factor: float | None = FACTOR,
+    profile: Any = "esc8000a",
 ) -> AsyncIterator[Rig]:
     """``scenario`` is YAML text or a file. ``spec`` is the spec's text (default: the first recipe, quick gate)."""
     parsed = None

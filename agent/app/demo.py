@@ -255,7 +255,7 @@ class Demo:
             raise DemoError(f"{self.spec} does not have the line that the demo edits")
         fresh = self.spec.with_name("spec.yaml.new")
         fresh.write_text(text.replace(*EDIT))
-        os.replace(fresh, self.spec)
+        fresh.replace(self.spec)
         self.printer.step(f"saved {_short(self.spec)}")
 
     def _stop(self) -> None:

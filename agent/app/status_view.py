@@ -60,7 +60,7 @@ def render_json(document: Document) -> str:
 
 
 def render_yaml(document: Document) -> str:
-    import yaml  # noqa: PLC0415 - only here: the other forms must not pay for it
+    import yaml
 
     return str(yaml.safe_dump(dict(document), sort_keys=False, width=100)).rstrip("\n")
 

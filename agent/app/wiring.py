@@ -90,6 +90,7 @@ def open_host(choice: Choice, paths: Paths) -> tuple[Ports, SimulatedHost | None
         scenario=scenario,
         time_factor=choice.time_factor,
         inference=HttpInference,
+        edit_spec=spec_editor(paths.spec),
     )
     return host.ports, host
 

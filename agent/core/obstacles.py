@@ -96,7 +96,7 @@ def selftest_obstacle(
         if slot is None or slot.driver != "nvidia":
             return f"{gpu} is not a GPU of the spec on nvidia"
         if not slot.ready:
-            return slot.refusal.message if slot.refusal else f"{gpu} is not ready"
+            return f"{gpu}: {slot.refusal.message}" if slot.refusal else f"{gpu} is not ready"
         holders = inputs.obs.holders_of(gpu)
         if not isinstance(holders, Known):
             return f"who holds {gpu} is {say(holders)}"

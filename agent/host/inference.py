@@ -21,7 +21,7 @@ class HttpInference:
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
 
-    async def get(self, url: str, path: str, timeout: float) -> tuple[int, str]:  # noqa: ASYNC109 - by the clock
+    async def get(self, url: str, path: str, timeout: float) -> tuple[int, str]:
         """Status and body. Raises ``OSError``, or ``TimeoutError`` after ``timeout`` seconds."""
         endpoint = parse_endpoint(url)
         body = await self._fetch(endpoint, build_request(endpoint, "GET", path), timeout, f"GET {url}{path}")
@@ -33,7 +33,7 @@ class HttpInference:
         model: str,
         ask: str,
         max_tokens: int,
-        timeout: float,  # noqa: ASYNC109 - by the clock
+        timeout: float,
     ) -> Completion:
         """One chat completion at temperature 0; ``tokens`` is 0 where the server reports no usage.
 
@@ -67,7 +67,7 @@ class HttpInference:
         """
         return await LevelBench(self._clock, parse_endpoint(url), model, spec, concurrency).run(progress)
 
-    async def _fetch(self, endpoint: Endpoint, request: bytes, timeout: float, what: str) -> Body:  # noqa: ASYNC109 - by the clock
+    async def _fetch(self, endpoint: Endpoint, request: bytes, timeout: float, what: str) -> Body:
         body = Body()
         try:
             await self._within(timeout, exchange(endpoint, request, body, self._clock.monotonic))

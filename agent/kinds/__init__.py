@@ -10,6 +10,13 @@ from agent.kinds.p2p import P2PKind
 from agent.kinds.platform import PlatformKind
 from agent.kinds.service import ServiceKind
 
-ALL: Sequence[Kind] = (PlatformKind(), DriverBinding(), ModulesKind(), GpuSettingsKind(), P2PKind(), ServiceKind())
+ALL: Sequence[Kind] = (
+    PlatformKind(),
+    DriverBinding(),
+    ModulesKind(),
+    GpuSettingsKind(),
+    P2PKind(),
+    ServiceKind(),
+)
 
 __all__ = ["ALL"]

@@ -4,6 +4,7 @@ Sources: Documentation/ABI/testing/sysfs-bus-pci (driver_override, unbind, drive
 """
 
 from dataclasses import replace
+from typing import Any
 
 from agent.core.binding import FunctionBinding, SlotBinding
 from agent.core.condition import Condition
@@ -60,7 +61,7 @@ class DriverBinding:
                 self.name,
                 "host",
                 "udev rules",
-                "as rendered",
+                "as rendered" if wanted else "none",
                 state,
                 "bindings must hold before the agent starts",
             )
@@ -82,14 +83,20 @@ class DriverBinding:
         actions += [self._quiesce(unit, tuple(held)) for unit, held in sorted(quiesce.items())]
         actions += self._restore(inputs, set(quiesce))
         actions += [self._rules_action(resolved)] if self._rules_drift(inputs, resolved) else []
-        return actions, [*refusals, *self._rules_refusal(inputs)]
+        return actions, [*refusals, *self._unreadable(inputs)]
 
-    def _rules_refusal(self, inputs: Inputs) -> list[Refusal]:
-        observed = inputs.obs.host_files.get(UDEV_RULES)
-        if not isinstance(observed, Unknown):
-            return []
-        message = f"{UDEV_RULES} cannot be read: {observed.reason}"
-        return [Refusal(self.name, "host", "RulesUnknown", message, "wait for the next pass")]
+    def _unreadable(self, inputs: Inputs) -> list[Refusal]:
+        """Where nothing can be seen, nothing to do is not the same as all well (law 9)."""
+        pci: Fact[Any] = inputs.obs.pci if inputs.spec.gpus else Absent()
+        rules: Fact[Any] = inputs.obs.host_files.get(UDEV_RULES, Absent())
+        facts = {"PciUnknown": ("the PCI tree", pci), "RulesUnknown": (UDEV_RULES, rules)}
+        return [
+            Refusal(
+                self.name, "host", reason, f"{what} cannot be read: {fact.reason}", "wait for the next pass"
+            )
+            for reason, (what, fact) in facts.items()
+            if isinstance(fact, Unknown)
+        ]
 
     def _slot_actions(self, slot: SlotBinding, resolved: Resolved) -> list[Action]:
         actions = []
@@ -113,10 +120,11 @@ class DriverBinding:
         return [_restore_unit(unit) for unit in sorted(quiesce | set(inputs.memory.stopped_units))]
 
     def _rules_action(self, resolved: Resolved) -> Action:
+        text = udev_rules(resolved)
         return Action(
-            self.name, "write-rules", "host", f"write {UDEV_RULES}", Stage.PREPARE, Disruption.NONE,
-            params={"text": udev_rules(resolved)}, undo="remove the file",
-            why="the next boot must bind these GPUs right before the agent starts",
+            self.name, "write-rules", "host", f"{'write' if text else 'remove'} {UDEV_RULES}", Stage.PREPARE,
+            Disruption.NONE, params={"text": text}, undo="put back what was there" if text else "write it again",
+            why="the next boot must bind these GPUs right before the agent starts" if text else "no GPU goes to vfio-pci",
         )  # fmt: skip
 
     def predict(self, action: Action, inputs: Inputs) -> Inputs:

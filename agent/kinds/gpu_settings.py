@@ -28,7 +28,7 @@ class GpuSettingsKind:
             if slot.driver != "nvidia" or function is None or function.driver != Known("nvidia"):
                 continue
             if slot.refusal is not None and slot.refusal.terminal:
-                continue  # out of reach until a reboot: nothing may be written to it, and its binding says so
+                continue  # out of reach until a reboot: nothing may be written to it
             found += _compare(slot.gpu, wanted, _gpu(slot.gpu, inputs))
         return found
 
@@ -41,7 +41,13 @@ class GpuSettingsKind:
 
     def plan(self, inputs: Inputs, resolved: Resolved) -> tuple[list[Action], list[Refusal]]:
         actions: list[Action] = []
-        refusals: list[Refusal] = []
+        refusals = [
+            replace(slot.refusal, kind=self.name)
+            for slot in resolved.slots
+            if slot.refusal
+            and slot.refusal.terminal
+            and inputs.spec.gpus[slot.group].settings != GpuSettings()
+        ]
         for address, name, observed, desired in self._settings(inputs, resolved):
             if isinstance(observed, Unknown):
                 message = f"{name} of {address} cannot be read: {observed.reason}"

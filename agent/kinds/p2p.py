@@ -47,11 +47,11 @@ class P2PKind:
         return with_memory(inputs, verdicts=(*others, verdict))
 
     def conditions(self, inputs: Inputs, resolved: Resolved, plan: Plan) -> list[Condition]:
-        conditions = []
-        for service in resolved.services.values():
-            if len(service.gpus) > 1 and service.service.p2p != "off":
-                conditions.append(_condition(service, inputs))
-        return conditions
+        return [
+            _condition(s, inputs)
+            for s in resolved.services.values()
+            if len(s.gpus) > 1 and s.service.p2p != "off"
+        ]
 
     async def act(self, action: Action, ports: Ports) -> None:
         raise TerminalError(f"{action.verb} is run by the prover", reason="WrongDoor")
@@ -59,7 +59,7 @@ class P2PKind:
 
 def _cannot_test(service: ResolvedService) -> Refusal:
     message = f"its GPUs cannot be tested now: {service.p2p_obstacle}"
-    step = "they are tested when they are idle; P2P stays off until then"
+    step = "they are tested as soon as they are idle and the host can be read"
     return Refusal("p2p", service.name, "NotTestable", message, step)
 
 

@@ -81,13 +81,21 @@ class PlatformKind:
             )
             for f in self.findings(inputs, resolved)
             if f.wrong
+        ]
+        refusals += [
+            Refusal(
+                self.name, f.field, "NotObserved", f"{f.field}: {say(f.observed)}", "wait for the next pass"
+            )
+            for f in self.findings(inputs, resolved)
+            if isinstance(f.observed, Unknown)
         ] + _conf_refusals(inputs)
         actions = []
         if _conf_differs(inputs):
+            text = modprobe_conf(inputs)
             actions.append(
                 Action(
-                    self.name, "write-module-options", "host", f"write {MODPROBE_CONF}", Stage.PREPARE, Disruption.NONE,
-                    params={"text": modprobe_conf(inputs)}, undo="remove the file",
+                    self.name, "write-module-options", "host", f"{'write' if text else 'remove'} {MODPROBE_CONF}",
+                    Stage.PREPARE, Disruption.NONE, params={"text": text}, undo="put back what was there",
                     why="module options must hold when the modules are next loaded",
                 )
             )  # fmt: skip

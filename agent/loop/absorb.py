@@ -36,7 +36,7 @@ def _identities(memory: Memory, obs: Observation) -> dict[str, Identity]:
         if old is None:
             if seen.uuid or seen.serial:
                 known[address] = identify(address, function, obs, known)
-        elif same_card(old, seen) and (seen.uuid and not old.uuid or seen.serial and not old.serial):
+        elif same_card(old, seen) and ((seen.uuid and not old.uuid) or (seen.serial and not old.serial)):
             known[address] = old.model_copy(update={k: v for k, v in seen.model_dump().items() if v})
     return known
 

@@ -11,7 +11,16 @@ from agent.core.inputs import Inputs
 from agent.core.kernel_log import fold
 from agent.core.memory import Memory
 from agent.core.observation import (
-    Holder, KernelEvent, Nvml, Observation, Pci, Platform, Process, ServiceFacts, TargetFacts, Unit,
+    Holder,
+    KernelEvent,
+    Nvml,
+    Observation,
+    Pci,
+    Platform,
+    Process,
+    ServiceFacts,
+    TargetFacts,
+    Unit,
 )  # fmt: skip
 from agent.core.render import DROP_IN, port_of
 from agent.core.selection import select

@@ -10,7 +10,13 @@ from agent import __version__
 from agent.core.condition import Condition
 from agent.core.plan import render_plan
 from agent.core.report import (
-    PROOF_READ_ONLY, PROOF_SIMULATED, budget_text, gpu_statuses, host_status, p2p_statuses, service_statuses,
+    PROOF_READ_ONLY,
+    PROOF_SIMULATED,
+    budget_text,
+    gpu_statuses,
+    host_status,
+    p2p_statuses,
+    service_statuses,
 )  # fmt: skip
 from agent.core.status import HostStatus, PassStatus, PlanStatus, SpecStatus, Status, ready_of
 from agent.loop.journal import Journal

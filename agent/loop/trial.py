@@ -17,7 +17,15 @@ from agent.core.resolve import ResolvedService, last_good, resolve, trial_key
 from agent.core.revision import Revision
 from agent.core.spec import Service
 from agent.core.trial import (
-    PROVE_PHASES, RESTORE_PHASES, TRIAL_PHASES, PhaseResult, Step, TrialState, after_restore, deadline_of, next_step,
+    PROVE_PHASES,
+    RESTORE_PHASES,
+    TRIAL_PHASES,
+    PhaseResult,
+    Step,
+    TrialState,
+    after_restore,
+    deadline_of,
+    next_step,
 )  # fmt: skip
 from agent.loop.deadline import SupersededError, within
 from agent.loop.journal import Journal

@@ -6,6 +6,7 @@ import json
 import os
 import platform
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -31,12 +32,13 @@ def main() -> int:
         "machine": {"python": platform.python_version(), "cpus": os.cpu_count(), "load": os.getloadavg()[0]},
         "host": "simulated",
     }
-    for name, measure in (
-        ("noop_pass_8", lambda: asyncio.run(noop_pass())),
-        ("linearity", lambda: asyncio.run(linearity())),
-        ("start_up", start_up),
-        ("daemon", lambda: daemon_figures(args.idle_seconds)),
-    ):
+    measures: dict[str, Callable[[], dict[str, Any]]] = {
+        "noop_pass_8": lambda: asyncio.run(noop_pass()),
+        "linearity": lambda: asyncio.run(linearity()),
+        "start_up": start_up,
+        "daemon": lambda: daemon_figures(args.idle_seconds),
+    }
+    for name, measure in measures.items():
         figures[name] = measure()
         print(f"{name}:")
         for key, value in figures[name].items():

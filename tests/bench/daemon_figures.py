@@ -70,7 +70,7 @@ def _save_to_action(root: Path, spec: Path) -> float:
     first = next(
         e for e in map(json.loads, journal.read_bytes()[before:].splitlines()) if e["event"] == "intent"
     )
-    return round(first["at"] - saved, 3)
+    return round(float(first["at"]) - saved, 3)
 
 
 def _status(root: Path) -> dict[str, Any]:

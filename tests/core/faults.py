@@ -14,7 +14,7 @@ from agent.core.resolve import trial_key
 from agent.core.verdict import PairResult
 from agent.kind import plan_all
 from agent.kinds import ALL
-from agent.kinds.driver_binding import UDEV_RULES
+from agent.kinds.rebind import UDEV_RULES
 from tests.core import build
 from tests.core.build import (
     BOOT,

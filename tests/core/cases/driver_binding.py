@@ -6,7 +6,7 @@ from agent.core.fact import Absent, Known, Unknown
 from agent.core.inputs import Inputs
 from agent.core.memory import Quarantine
 from agent.core.observation import Holder
-from agent.kinds.driver_binding import UDEV_RULES
+from agent.kinds.rebind import UDEV_RULES
 from tests.core import build
 from tests.core.build import (
     BOOT,
@@ -52,7 +52,11 @@ def unit(name: str) -> Holder:
 
 def quarantine(boot: str) -> Change:
     entry = Quarantine(
-        address=CARD, reason="RebootRequired", message=f"the unbind of {CARD} has not returned for 60 s", boot_id=boot, at=NOW
+        address=CARD,
+        reason="RebootRequired",
+        message=f"the unbind of {CARD} has not returned for 60 s",
+        boot_id=boot,
+        at=NOW,
     )
     return build.with_memory(quarantine={CARD: entry})
 
@@ -66,7 +70,9 @@ CASES: dict[str, Inputs] = {
     "one-free-card": one(),
     "B2-persistence-mode-goes-off-first": one(build.gpu_with(CARD, persistence_mode=Known(value=True))),
     "B2-persistence-mode-unreadable": one(build.gpu_with(CARD, persistence_mode=Unknown("not supported"))),
-    "nvml-fails": one(lambda i: build.with_obs(i, nvml=Unknown("driver/library version mismatch", "NvmlVersionMismatch"))),
+    "nvml-fails": one(
+        lambda i: build.with_obs(i, nvml=Unknown("driver/library version mismatch", "NvmlVersionMismatch"))
+    ),
     "B3-held-by-units-that-may-be-stopped": one(
         build.held(CARD, unit(PERSISTENCED), unit(EXPORTER)), quiesce=(EXPORTER, PERSISTENCED)
     ),
@@ -78,7 +84,9 @@ CASES: dict[str, Inputs] = {
         build.on("vfio-pci", FIRST[0]), build.held(FIRST[0], Holder("vm", "VM 101")), gpus=BACK
     ),
     "holders-unknown": one(build.holders_are(CARD, Unknown("permission denied"))),
-    "sound-device-held": one(build.held(audio_of(CARD), Holder("process", "/dev/snd/controlC1", 80, "pipewire"))),
+    "sound-device-held": one(
+        build.held(audio_of(CARD), Holder("process", "/dev/snd/controlC1", 80, "pipewire"))
+    ),
     "console": one(build.function(CARD, boot_vga=Known(value=True))),
     "a-service-that-cannot-start-again-keeps-its-cards": type_host(
         None, build.target(user_driver=Known("565.57.01"))
@@ -99,10 +107,14 @@ CASES: dict[str, Inputs] = {
     "split-by-slot": one(gpus=selected({"slot": "5"}, {"slot": "8"})),
     "split-by-numa-node": one(gpus=node(1, 2)),
     "numa-node-with-too-few-cards": one(gpus=node(1, 5)),
-    "numa-node-of-one-card-unreadable": one(build.function(CARD, numa_node=Unknown("it did not answer")), gpus=node(1, 2)),
+    "numa-node-of-one-card-unreadable": one(
+        build.function(CARD, numa_node=Unknown("it did not answer")), gpus=node(1, 2)
+    ),
     "card-not-there": one(gpus=selected("0000:c1:00.0")),
     "uuid-not-there": one(gpus=selected({"uuid": "GPU-ffffffff-0000-4000-8000-000000000000"})),
-    "one-card-in-two-groups": one(gpus={**ONE, "inference": {"select": [{"uuid": uuid_of(CARD)}], "driver": "nvidia"}}),
+    "one-card-in-two-groups": one(
+        gpus={**ONE, "inference": {"select": [{"uuid": uuid_of(CARD)}], "driver": "nvidia"}}
+    ),
     "B11-buses-shifted-by-address": shifted(one(gpus=selected(*LAST))),
     "B11-buses-shifted-by-uuid": shifted(one(gpus=selected(*({"uuid": uuid_of(a)} for a in LAST)))),
     "B11-buses-shifted-and-nothing-to-tell-cards-by": shifted(
@@ -116,11 +128,15 @@ CASES: dict[str, Inputs] = {
     "B1-stuck-in-this-boot": one(quarantine(BOOT)),
     "B1-stuck-in-an-earlier-boot": one(quarantine("another boot")),
     "B8-stale-override": one(
-        build.on("vfio-pci", CARD), rules_written, build.function(FIRST[0], driver_override=Known("vfio-pci")),
+        build.on("vfio-pci", CARD),
+        rules_written,
+        build.function(FIRST[0], driver_override=Known("vfio-pci")),
         gpus={**ONE, **BACK},
     ),
     "B8-no-driver-at-all": one(build.without_driver(CARD), build.function(audio_of(CARD), driver=Absent())),
-    "B5-only-the-sound-device-is-on-vfio-pci": one(build.function(audio_of(FIRST[0]), driver=Known("vfio-pci")), gpus=BACK),
+    "B5-only-the-sound-device-is-on-vfio-pci": one(
+        build.function(audio_of(FIRST[0]), driver=Known("vfio-pci")), gpus=BACK
+    ),
     "card-comes-back-and-its-uuid-was-never-seen": type_host(
         spec(gpus=BACK, services=service(gpus="inference", args={"model-path": "/models/qwen"})),
         build.stopped(),
@@ -130,7 +146,9 @@ CASES: dict[str, Inputs] = {
     "B10-rules-missing": one(build.on("vfio-pci", CARD)),
     "rules-no-longer-wanted": one(build.files({UDEV_RULES: "# old\n"}), gpus=BACK),
     "a-unit-that-was-stopped-before-a-crash": one(
-        build.on("vfio-pci", CARD), rules_written, build.with_memory(stopped_units={EXPORTER: "driver change"})
+        build.on("vfio-pci", CARD),
+        rules_written,
+        build.with_memory(stopped_units={EXPORTER: "driver change"}),
     ),
     "failed-before-and-waiting": one(
         build.held(CARD, unit(EXPORTER)),
@@ -139,6 +157,8 @@ CASES: dict[str, Inputs] = {
         ),
         quiesce=(EXPORTER,),
     ),
-    "failed-for-good": one(build.with_memory(terminal={f"driver-binding/bind/{CARD}": "bind: no such device"})),
+    "failed-for-good": one(
+        build.with_memory(terminal={f"driver-binding/bind/{CARD}": "bind: no such device"})
+    ),
     "pci-tree-unreadable": build.with_obs(one(), pci=Unknown("it did not answer within 15 s", "Timeout")),
 }

@@ -11,7 +11,9 @@ from tests.core.build import BOOT, FIRST, NOW, SPLIT, Change, service, spec, typ
 from tests.core.faults import EXPORTER
 from tests.core.verdicts import converged, split, verdict
 
-FAULT = KernelEvent("page-fault", FIRST[1], 7, NOW - 100, NOW - 50, "AMD-Vi: Event logged [IO_PAGE_FAULT ...]", 0x30)
+FAULT = KernelEvent(
+    "page-fault", FIRST[1], 7, NOW - 100, NOW - 50, "AMD-Vi: Event logged [IO_PAGE_FAULT ...]", 0x30
+)
 UNTESTED = build.with_memory(verdicts=())
 
 
@@ -30,14 +32,17 @@ CASES: dict[str, Inputs] = {
     "P2-hung": idle(verdict("hung")),
     "off-by-the-spec": idle(UNTESTED, p2p="off"),
     "one-gpu-has-no-peer": type_host(
-        spec(gpus={"inference": {"select": [FIRST[0]], "driver": "nvidia"}}, services=service(args={"model-path": "/m"})),
+        spec(
+            gpus={"inference": {"select": [FIRST[0]], "driver": "nvidia"}},
+            services=service(args={"model-path": "/m"}),
+        ),
         build.stopped(),
     ),
     "stale-after-a-boot": idle(verdict("good"), build.platform(boot_id=Known("another boot"))),
-    "P16-stale-after-acs-came-back": idle(verdict("good"), build.function("0000:00:01.1", acs_ctl=Known(0x1F))),
-    "stale-while-the-service-runs": converged(
-        None, build.with_memory(verdicts=()), result="corrupt"
+    "P16-stale-after-acs-came-back": idle(
+        verdict("good"), build.function("0000:00:01.1", acs_ctl=Known(0x1F))
     ),
+    "stale-while-the-service-runs": converged(None, build.with_memory(verdicts=()), result="corrupt"),
     "controls-failed": idle(verdict("good", controls_ok=False, control_detail="host bounce failed")),
     "revoked-by-a-page-fault-in-service": converged(
         None, lambda i: build.with_obs(i, kernel_events=Known((FAULT,))), result="good"
@@ -61,7 +66,11 @@ CASES: dict[str, Inputs] = {
         build.with_memory(
             quarantine={
                 FIRST[2]: Quarantine(
-                    address=FIRST[2], reason="GpuLost", message="Xid 79: it has fallen off the bus", boot_id=BOOT, at=NOW
+                    address=FIRST[2],
+                    reason="GpuLost",
+                    message="Xid 79: it has fallen off the bus",
+                    boot_id=BOOT,
+                    at=NOW,
                 )
             }
         ),

@@ -43,7 +43,9 @@ CASES: dict[str, Inputs] = {
         build.platform(cmdline=Known(("ro", "iommu=pt")), sev_snp=Known(value=False)),
     ),
     "iommu-off-with-translated-wanted": case(
-        SNP_SPLIT, *(build.function(a, iommu_group=Absent()) for a in FIRST), build.platform(cmdline=Known(("amd_iommu=off",)))
+        SNP_SPLIT,
+        *(build.function(a, iommu_group=Absent()) for a in FIRST),
+        build.platform(cmdline=Known(("amd_iommu=off",))),
     ),
     "iommu-types-mixed": case(SNP_SPLIT, build.group_type(Known("identity"), FIRST[0])),
     "iommu-translated-with-passthrough-wanted": case(spec(platform={"iommu": "passthrough"}, gpus=SPLIT)),
@@ -61,13 +63,16 @@ CASES: dict[str, Inputs] = {
         spec(gpus=SPLIT), build.platform(cmdline=Known(("ro", "vfio-pci.ids=10de:2bb5,10de:22e8")))
     ),
     "B9-ids-in-modprobe-spelled-with-an-underscore": case(
-        spec(gpus=SPLIT), build.platform(module_options=Known(("options vfio_pci disable_vga=1 ids=10DE:2BB5",)))
+        spec(gpus=SPLIT),
+        build.platform(module_options=Known(("options vfio_pci disable_vga=1 ids=10DE:2BB5",))),
     ),
     "nvidia-driver-of-another-version": case(
-        spec(platform={"nvidiaDriver": "590.48.01"}, gpus=SPLIT), build.platform(nvidia_driver=Known("580.95.05"))
+        spec(platform={"nvidiaDriver": "590.48.01"}, gpus=SPLIT),
+        build.platform(nvidia_driver=Known("580.95.05")),
     ),
     "nvidia-driver-not-loaded": case(
-        spec(platform={"nvidiaDriver": "590.48.01"}, gpus=SPLIT), build.platform(nvidia_driver=Absent("not loaded"))
+        spec(platform={"nvidiaDriver": "590.48.01"}, gpus=SPLIT),
+        build.platform(nvidia_driver=Absent("not loaded")),
     ),
     "module-options-not-written-and-not-in-force": case(OPTIONS, uvm("N")),
     "module-options-written-and-waiting-for-a-reload": case(OPTIONS, build.files(WRITTEN), uvm("N")),

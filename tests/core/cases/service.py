@@ -9,7 +9,8 @@ from agent.core.observation import Process, Unit
 from agent.core.resolve import trial_key
 from agent.core.revision import Revision
 from tests.core import build
-from tests.core.build import FIRST, GPUS, LAST, NOW, SERVICE, SPLIT, UNIT, Change, service, spec, type_host
+from tests.core.build import FIRST, LAST, NOW, SERVICE, SPLIT, UNIT, Change, service, spec, type_host
+from tests.core.faults import gone
 from tests.core.verdicts import converged, split
 
 STARTS = build.with_memory(starts=(NOW - 1800, NOW - 1200, NOW - 600))
@@ -32,7 +33,9 @@ def last_good(inputs: Inputs) -> Inputs:
 
 def rejected(inputs: Inputs) -> Inputs:
     key = trial_key(build.desired(inputs), inputs.spec.services["qwen"].gate)
-    entry = Rejected(revision=key, generation=1, reason="SmokeFailed", message="'What is 7 * 13?': !!!!!!!", at=NOW - 60)
+    entry = Rejected(
+        revision=key, generation=1, reason="SmokeFailed", message="'What is 7 * 13?': !!!!!!!", at=NOW - 60
+    )
     return build.with_memory(rejected={"qwen": entry})(inputs)
 
 
@@ -68,7 +71,9 @@ CASES: dict[str, Inputs] = {
     "not-running": stopped(),
     "promoted-and-died": stopped(build.promoted(), build.stopped(state="failed")),
     "runs-and-not-proved": build.made(stopped(), build.running()),
-    "S10-killed-in-the-middle-of-a-trial": build.made(stopped(), build.running(), build.promoted(), unfinished),
+    "S10-killed-in-the-middle-of-a-trial": build.made(
+        stopped(), build.running(), build.promoted(), unfinished
+    ),
     "edited-by-hand": converged(None, edited_by_hand),
     "drop-in-removed": converged(None, build.facts(files=Known({}))),
     "process-unreadable": converged(None, build.facts(process=Unknown("setproctitle destroyed it"))),
@@ -81,18 +86,24 @@ CASES: dict[str, Inputs] = {
     "S5-budget-exhausted": stopped(build.promoted(), build.stopped(state="failed"), STARTS),
     "S5-budget-exhausted-and-a-wrong-one-runs": converged(None, edited_by_hand, STARTS),
     "a-spec-edit-is-not-remediation": stopped(STARTS, last_good, runs_last_good),
-    "D2-driver-mismatch-in-the-target": converged(None, edited_by_hand, build.target(user_driver=Known("565.57.01"))),
+    "D2-driver-mismatch-in-the-target": converged(
+        None, edited_by_hand, build.target(user_driver=Known("565.57.01"))
+    ),
     "driver-missing-in-the-target": stopped(build.target(user_driver=Absent("no libcuda"))),
     "D3-target-lost-its-gpus": stopped(build.target(nvml=Unknown("Unknown Error", "NvmlUnknown"))),
     "P12-shm-too-small": converged(None, edited_by_hand, build.target(shm_bytes=Known(64 << 20))),
     "model-missing": stopped(build.facts(model_present=Known(value=False))),
-    "tensor-parallel-too-large": stopped(args={"model-path": "/models/qwen", "tensor-parallel-size": 8, "port": 30000}),
+    "tensor-parallel-too-large": stopped(
+        args={"model-path": "/models/qwen", "tensor-parallel-size": 8, "port": 30000}
+    ),
     "target-not-running": stopped(build.target(reachable=Known(value=False))),
     "target-is-another-machine": type_host(
         spec(gpus=SPLIT, services=service(target={"ssh": "root@gpu1"})), split()
     ),
     "not-renderable": stopped(env={"GREETING": "two\nlines"}),
-    "last-trial-failed-for-good": stopped(build.with_memory(terminal={"service/trial/qwen": "0000:01:00.0 is 100 % busy"})),
+    "last-trial-failed-for-good": stopped(
+        build.with_memory(terminal={"service/trial/qwen": "0000:01:00.0 is 100 % busy"})
+    ),
     "start-waits-after-a-failure": stopped(
         build.with_memory(
             retry_after={"service/trial/qwen": NOW + 12},
@@ -101,14 +112,10 @@ CASES: dict[str, Inputs] = {
         )
     ),
     "stop-waits-after-a-failure-and-nothing-else-is-done": type_host(
-        None, build.with_memory(retry_after={"service/stop/qwen": NOW + 12}, failures={"service/stop/qwen": 1})
+        None,
+        build.with_memory(retry_after={"service/stop/qwen": NOW + 12}, failures={"service/stop/qwen": 1}),
     ),
-    "group-has-lost-a-gpu": converged(
-        spec(gpus=SPLIT, services=service()),
-        lambda i: build.with_obs(
-            i, pci=Known(build.pci(tuple(g for g in GPUS if g != FIRST[3]))),
-        ),
-    ),  # fmt: skip
+    "group-has-lost-a-gpu": converged(None, gone(FIRST[3], 0)),
     "two-services-one-of-which-must-restart": build.made(
         type_host(TWO, *(build.stopped(n) for n in ("qwen", "glm"))),
         *(build.running(n) for n in ("qwen", "glm")),
@@ -125,8 +132,14 @@ CASES: dict[str, Inputs] = {
                 },
                 services={
                     **service(p2p="off"),
-                    "glm": {**SERVICE, "unit": "sglang-glm.service", "gpus": "second", "p2p": "off", "target": "host",
-                            "args": {"model-path": "/models/glm", "tensor-parallel-size": 2, "port": 30001}},
+                    "glm": {
+                        **SERVICE,
+                        "unit": "sglang-glm.service",
+                        "gpus": "second",
+                        "p2p": "off",
+                        "target": "host",
+                        "args": {"model-path": "/models/glm", "tensor-parallel-size": 2, "port": 30001},
+                    },
                 },
             ),
             *(build.stopped(n) for n in ("qwen", "glm")),
