@@ -48,10 +48,14 @@ QUICK_GATE = {
 FACTOR = 200.0
 
 
-def recipe(**changes: Any) -> str:
-    """The first recipe with the quick gate; ``changes`` are merged into ``spec`` (None removes a key)."""
-    data: Any = parse(RECIPE.read_text()).value
-    data["spec"]["services"]["qwen"]["gate"] = merge(data["spec"]["services"]["qwen"]["gate"], QUICK_GATE)
+def recipe(file: Path = RECIPE, **changes: Any) -> str:
+    """A recipe (the first, if none is named) with the quick gate; ``changes`` are merged into ``spec``.
+
+    None removes a key.
+    """
+    data: Any = parse(file.read_text()).value
+    for service in data["spec"]["services"].values():
+        service["gate"] = merge(service["gate"], QUICK_GATE)
     data["spec"] = merge(data["spec"], changes)
     return json.dumps(data, indent=2)  # YAML 1.2 takes JSON as it is
 

@@ -10,8 +10,8 @@ from typing import Any
 
 from agent.core.fact import Known
 from agent.core.render import DROP_IN
-from agent.kinds.rebind import UDEV_RULES
 from agent.kinds.platform import MODPROBE_CONF
+from agent.kinds.rebind import UDEV_RULES
 from agent.ports import Ports
 from agent.sim.profile import synthetic_profile
 from tests.rig import Rig, recipe, rig

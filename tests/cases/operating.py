@@ -54,6 +54,13 @@ def patient_health(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("agent.loop.health.TIMEOUT", 1000.0)
 
 
+def steady(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Short waits after failures; and on a busy machine the first request is not given up and asked again, since
+    scenarios count requests."""
+    monkeypatch.setattr("agent.loop.execute.BACKOFF_FIRST", 0.05)
+    monkeypatch.setattr("agent.loop.lifecycle.READY_TIMEOUT", 1000.0)
+
+
 def qwen(**changes: Any) -> dict[str, Any]:
     """A change of the recipe's one service."""
     return {"services": {"qwen": changes}}

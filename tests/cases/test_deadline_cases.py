@@ -17,6 +17,7 @@ from tests.cases.operating import (
     rig,
     service,
     starts,
+    steady,
     target,
     unit,
     wait_out_backoff,
@@ -24,8 +25,8 @@ from tests.cases.operating import (
 
 
 @pytest.fixture(autouse=True)
-def _quick_backoff(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("agent.loop.execute.BACKOFF_FIRST", 0.05)
+def _steady(monkeypatch: pytest.MonkeyPatch) -> None:
+    steady(monkeypatch)
 
 
 async def test_S8_a_start_job_that_hangs_is_rolled_back(tmp_path: Path) -> None:
@@ -43,14 +44,14 @@ async def test_S8_a_server_that_never_becomes_ready_is_rolled_back(tmp_path: Pat
 
 
 async def test_S8_a_smoke_test_that_hangs_is_rolled_back(tmp_path: Path) -> None:
-    scenario = f"faults: [{{on: server, answer: hang, afterRequests: 2, {WHEN}}}]"
+    scenario = f"faults: [{{on: server, answer: hang, afterRequests: 1, {WHEN}}}]"
     async with rig(tmp_path, scenario=scenario) as agent:
         good = await promoted_then(agent)
         assert_rolled_back(agent, good, "SmokeFailed", "no complete answer within 120 s")
 
 
 async def test_S8_a_benchmark_that_hangs_is_rolled_back(tmp_path: Path) -> None:
-    scenario = f"faults: [{{on: server, answer: hang, afterRequests: 3, {WHEN}}}]"
+    scenario = f"faults: [{{on: server, answer: hang, afterRequests: 2, {WHEN}}}]"
     async with rig(tmp_path, scenario=scenario) as agent:
         bench = {"benchmark": {"timeout": "2m"}}
         good = await promoted_then(agent, gate=bench)

@@ -15,14 +15,15 @@ from tests.cases.operating import (
     service,
     service_dies,
     starts,
+    steady,
     unit,
 )  # fmt: skip
 from tests.rig import SCENARIOS, Rig
 
 
 @pytest.fixture(autouse=True)
-def _quick_backoff(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("agent.loop.execute.BACKOFF_FIRST", 0.02)
+def _steady(monkeypatch: pytest.MonkeyPatch) -> None:
+    steady(monkeypatch)
 
 
 async def dies_until_the_budget_is_used(agent: Rig) -> None:

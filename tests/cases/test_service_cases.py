@@ -21,6 +21,7 @@ from tests.cases.operating import (
     service,
     service_dies,
     starts,
+    steady,
     stops,
     target,
     unit,
@@ -30,8 +31,8 @@ from tests.rig import SCENARIOS, Rig
 
 
 @pytest.fixture(autouse=True)
-def _quick_backoff(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("agent.loop.execute.BACKOFF_FIRST", 0.05)
+def _steady(monkeypatch: pytest.MonkeyPatch) -> None:
+    steady(monkeypatch)
 
 
 async def test_S1_health_200_without_tokens_is_not_ready_and_ends_with_the_start_deadline(
@@ -168,7 +169,7 @@ async def test_S5_when_even_the_last_good_revision_crashes_the_budget_ends_it(tm
 async def test_S6_a_benchmark_without_figures_is_inconclusive_tried_once_more_and_rolled_back(
     tmp_path: Path,
 ) -> None:
-    scenario = f"faults: [{{on: server, answer: no-usage, afterRequests: 3, {WHEN}}}]"
+    scenario = f"faults: [{{on: server, answer: no-usage, afterRequests: 2, {WHEN}}}]"
     async with rig(tmp_path, scenario=scenario) as agent:
         good = await promoted_then(agent)
         assert_rolled_back(agent, good, "Inconclusive", "no token came at any level")
@@ -187,7 +188,7 @@ async def test_S6_a_first_deployment_without_figures_is_never_promoted(tmp_path:
 
 
 async def test_S6_a_server_killed_under_the_benchmark_is_never_promoted(tmp_path: Path) -> None:
-    scenario = f"faults: [{{on: server, answer: die-half-way, afterRequests: 3, {WHEN}}}]"
+    scenario = f"faults: [{{on: server, answer: die-half-way, afterRequests: 2, {WHEN}}}]"
     async with rig(tmp_path, scenario=scenario) as agent:
         good = await promoted_then(agent)
         assert service(agent).revision == service(agent).promoted == good

@@ -142,7 +142,7 @@ def type_host(host: GpuHost | None = None, *changes: Change) -> Inputs:
     )  # fmt: skip
     obs = Observation(
         platform=PLATFORM, pci=Known(pci()), nvml=Known(nvml),
-        holders={a: FREE for a in by_function},
+        holders=dict.fromkeys(by_function, FREE),
         targets={"host": target, **{target_name(s.target): target for s in host.spec.services.values()}},
         services={n: stopped_facts(s.unit) for n, s in host.spec.services.items()},
         host_files=dict.fromkeys(HOST_FILES, Absent()),
@@ -271,7 +271,7 @@ def holders_are(address: str, fact: Fact[tuple[Holder, ...]]) -> Change:
 
 
 def idle(*addresses: str) -> Change:
-    return lambda inputs: with_obs(inputs, holders={**inputs.obs.holders, **{a: FREE for a in addresses}})
+    return lambda inputs: with_obs(inputs, holders={**inputs.obs.holders, **dict.fromkeys(addresses, FREE)})
 
 
 def in_group(number: int, *addresses: str) -> Change:

@@ -10,7 +10,7 @@ from agent.core.fact import Absent, Fact, Known, Unknown
 from agent.core.inputs import Inputs
 from agent.core.memory import Promoted, Quarantine, Rejected, TrialRecord
 from agent.core.observation import Holder, KernelEvent, Pci
-from agent.core.resolve import trial_key
+from agent.core.resolve import resolve, trial_key
 from agent.core.verdict import PairResult
 from agent.kind import plan_all
 from agent.kinds import ALL
@@ -251,8 +251,6 @@ def service_unread(address: str, variant: int) -> Change:
 
 
 def _when_desired(name: str, change: Change) -> Change:
-    from agent.core.resolve import resolve
-
     return lambda i: change(i) if resolve(i).services[name].desired is not None else i
 
 
@@ -332,8 +330,6 @@ def tested(address: str, variant: int) -> Change:
     result: PairResult = ("good", "corrupt", "hung", "good")[variant]
 
     def change(inputs: Inputs) -> Inputs:
-        from agent.core.resolve import resolve
-
         for one in resolve(inputs).services.values():
             on_nvidia = all((f := inputs.obs.function(g)) and f.driver == Known("nvidia") for g in one.gpus)
             if len(one.gpus) > 1 and on_nvidia:

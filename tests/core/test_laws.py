@@ -8,7 +8,7 @@ from agent.core.fact import Absent, Known, Unknown
 from agent.core.inputs import Inputs
 from agent.core.laws import check_plan, proposes_untranslated
 from agent.core.memory import Quarantine, Rejected
-from agent.core.observation import Holder
+from agent.core.observation import Holder, KernelEvent
 from agent.core.plan import Action, Disruption, Drift, Plan, Refusal, Stage, make_plan
 from agent.core.resolve import trial_key
 from agent.kind import plan_all, trajectory
@@ -250,8 +250,6 @@ def test_law_4_looks_at_what_would_run_and_not_at_what_is_written_beside_it() ->
 
 
 def test_law_4_a_fault_on_one_of_its_gpus_since_the_test_takes_the_verdict_away() -> None:
-    from agent.core.observation import KernelEvent
-
     base = type_host(None, split(), verdict("good"))
     fault = KernelEvent("page-fault", FIRST[2], 7, NOW - 60, NOW - 30, "IO_PAGE_FAULT")
     elsewhere = replace(fault, address=GPU)

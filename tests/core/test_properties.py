@@ -1,6 +1,6 @@
 """What must hold of every plan, for generated specs and hosts."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -13,6 +13,7 @@ from agent.core.laws import check_plan
 from agent.core.observation import Pci
 from agent.core.plan import Action, Disruption, Drift, Plan, Refusal, Stage, render_plan
 from agent.core.resolve import Resolved, resolve
+from agent.core.spec import target_name
 from agent.kind import converge, plan_all, trajectory
 from agent.kinds import ALL
 from tests.core.worlds import World, worlds
@@ -116,7 +117,10 @@ def test_every_card_is_bound_to_the_driver_that_the_spec_wants_for_that_card(wor
 
 @given(worlds())
 def test_a_plan_never_stops_a_service_or_unit_that_it_does_not_start_again(world: World) -> None:
-    actions = plan(world.inputs).actions
+    starts_again_what_it_stops(plan(world.inputs).actions)
+
+
+def starts_again_what_it_stops(actions: Sequence[Action]) -> None:
     index = {a.key: n for n, a in enumerate(actions)}
     for number, action in enumerate(actions):
         if action.key.startswith("service/stop/"):
@@ -147,11 +151,11 @@ def test_units_that_were_stopped_come_back_after_the_last_driver_change_and_once
 def test_nobody_loses_a_device_that_the_plan_did_not_take_from_him_in_order(world: World) -> None:
     """Law 1 by another reading than the law's own: who held the function, and is he gone before?"""
     obs, gone = world.inputs.obs, set[str]()
-    services = {f"{s.unit}@{t(s.target)}" for s in world.inputs.spec.services.values()}
+    services = {f"{s.unit}@{target_name(s.target)}" for s in world.inputs.spec.services.values()}
     for action in plan(world.inputs).actions:
         if action.verb == "stop":
             service = world.inputs.spec.services[action.target]
-            gone.add(f"{service.unit}@{t(service.target)}")
+            gone.add(f"{service.unit}@{target_name(service.target)}")
         gone |= {f"{action.target}@host"} if action.verb == "quiesce" else set()
         gone |= {f"persistence@{action.target}"} if action.verb == "persistence-off" else set()
         for address in action.params if action.verb == "bind" else ():
@@ -166,12 +170,6 @@ def test_nobody_loses_a_device_that_the_plan_did_not_take_from_him_in_order(worl
                 assert who in gone or (holder.kind == "persistence" and f"persistence@{action.target}" in gone), (
                     action, holder, services,
                 )  # fmt: skip
-
-
-def t(target: object) -> str:
-    from agent.core.spec import target_name
-
-    return target_name(target)  # type: ignore[arg-type]
 
 
 @given(worlds())
@@ -247,6 +245,4 @@ def test_an_action_that_must_wait_takes_its_whole_set_with_it(world: World, data
     assert action.key not in {a.key for a in left.actions}
     assert any(r.reason == "Backoff" for r in left.refusals)
     assert check_plan(left, waiting, trajectory(ALL, left, waiting)) == []
-    test_a_plan_never_stops_a_service_or_unit_that_it_does_not_start_again.hypothesis.inner_test(  # type: ignore[attr-defined]
-        World(waiting, world.drawn, world.wanted, world.cards)
-    )
+    starts_again_what_it_stops(left.actions)

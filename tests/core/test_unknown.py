@@ -10,6 +10,7 @@ from agent.core.fact import Absent, Known, Unknown
 from agent.core.inputs import Inputs
 from agent.core.observation import Observation
 from agent.core.plan import Disruption, render_plan
+from agent.core.resolve import resolve
 from agent.kind import plan_all
 from agent.kinds import ALL
 from tests.core.build import type_host
@@ -66,8 +67,6 @@ def test_a_gpu_is_moved_only_while_its_own_facts_are_known() -> None:
 
 
 def test_every_unknown_is_told_somewhere_in_the_plan_or_the_conditions_stay_away_from_true() -> None:
-    from agent.core.resolve import resolve
-
     clean = WORLDS["P2P off"]
     quiet = {c.type: c.status for k in ALL for c in k.conditions(clean, resolve(clean), plan_all(ALL, clean))}
     for path, inputs in variants(clean):

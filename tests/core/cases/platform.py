@@ -7,7 +7,7 @@ from agent.core.spec import GpuHost
 from agent.kinds.platform import MODPROBE_CONF
 from tests.core import build
 from tests.core.build import FIRST, GPUS, SPLIT, Change, spec
-from tests.core.verdicts import converged
+from tests.core.verdicts import converged, rules_written
 
 TRANSLATED = {"iommu": "translated", "sevSnp": "enabled"}
 SNP_SPLIT = spec(platform={**TRANSLATED, "kernelArgs": {"forbid": ["iommu=pt", "amd_iommu=off"]}}, gpus=SPLIT)
@@ -24,8 +24,6 @@ def case(host: GpuHost, *changes: Change) -> Inputs:
 
 
 def _split() -> tuple[Change, ...]:
-    from tests.core.verdicts import rules_written
-
     return (build.on("vfio-pci", *GPUS[4:]), rules_written)
 
 

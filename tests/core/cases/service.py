@@ -148,6 +148,6 @@ CASES: dict[str, Inputs] = {
         *(build.promoted(n) for n in ("qwen", "glm")),
         build.held(LAST[3], build.serving(LAST[3]), build.serving(LAST[3], "sglang-glm.service", "")),
         build.target("host", user_driver=Known("565.57.01")),
-    ),  # fmt: skip
+    ),
     "target-unknown": build.with_obs(stopped(), targets={}),
 }
