@@ -59,7 +59,7 @@ class ModulesKind:
             return []
         refused = next((r for r in plan.refusals if r.kind == self.name), None)
         message = refused.message if refused else f"{UVM} is not loaded"
-        step = refused.next_step if refused else ""
+        step = refused.next_step if refused else f"the agent loads it; if it stays so, see: modprobe {UVM}"
         return [
             Condition(
                 type="ModulesLoaded", status="False", reason="ModuleMissing", message=message, next_step=step

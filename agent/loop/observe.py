@@ -2,9 +2,9 @@
 
 import asyncio
 import errno
-from collections.abc import Awaitable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import ParamSpec, TypeVar
 
 from agent.core.fact import Absent, Fact, Known, Unknown, value_or
 from agent.core.inputs import Inputs
@@ -30,6 +30,7 @@ from agent.kinds.rebind import UDEV_RULES
 from agent.loop.health import HealthProbe
 from agent.ports import Ports, TargetPort
 
+P = ParamSpec("P")
 T = TypeVar("T")
 DEADLINE = 15.0  # real seconds for one edge
 
@@ -52,7 +53,7 @@ class Observer:
     kernel_log: KernelLogMemory = field(default_factory=KernelLogMemory)
 
     async def observe(self, host: GpuHost, memory: Memory) -> Observation:
-        platform, pci = await asyncio.gather(self._platform(), self._fact(self.ports.pci.read()))
+        platform, pci = await asyncio.gather(self._platform(), self._fact(self.ports.pci.read))
         nvml, events = await asyncio.gather(self._nvml(pci), self._kernel_events(pci))
         partial = Observation(platform=platform, pci=pci, nvml=nvml)
         addresses = self._selected(host, partial, memory)
@@ -66,17 +67,17 @@ class Observer:
         )
         return Observation(platform, pci, nvml, holders, quiesced, targets, services, files, events)
 
-    async def _fact(self, read: Awaitable[T]) -> Fact[T]:
+    async def _fact(self, read: Callable[P, Awaitable[T]], *args: P.args, **kwargs: P.kwargs) -> Fact[T]:
         try:
             async with asyncio.timeout(self.deadline):
-                return Known(await read)
+                return Known(await read(*args, **kwargs))
         except TimeoutError:
             return Unknown(f"it did not answer within {self.deadline:g} s", "Timeout")
         except OSError as error:
             return Unknown(str(error), errno.errorcode.get(error.errno or 0, "OSError"))
 
     async def _platform(self) -> Platform:
-        fact = await self._fact(self.ports.platform.read())
+        fact = await self._fact(self.ports.platform.read)
         return fact.value if isinstance(fact, Known) else Platform()
 
     async def _nvml(self, pci: Fact[Pci]) -> Fact[Nvml]:
@@ -85,11 +86,11 @@ class Observer:
             return Unknown("not opened while the PCI tree cannot be read", "NotObserved")
         if not any(f.is_gpu and f.driver == Known("nvidia") for f in pci.value.functions.values()):
             return Absent("no GPU is on nvidia, so NVML was not opened")
-        fact = await self._fact(self.ports.nvml.read())
+        fact = await self._fact(self.ports.nvml.read)
         return fact.value if isinstance(fact, Known) else fact
 
     async def _kernel_events(self, pci: Fact[Pci]) -> Fact[tuple[KernelEvent, ...]]:
-        lines = await self._fact(self.ports.kernel_log.read(self.kernel_log.cursor))
+        lines = await self._fact(self.ports.kernel_log.read, self.kernel_log.cursor)
         if not isinstance(lines, Known):
             return lines
         if lines.value.lines:
@@ -108,7 +109,7 @@ class Observer:
         ]
 
     async def _holders(self, addresses: list[str]) -> Mapping[str, Fact[tuple[Holder, ...]]]:
-        fact = await self._fact(self.ports.holders.read(addresses))
+        fact = await self._fact(self.ports.holders.read, addresses)
         if isinstance(fact, Known):
             return fact.value
         return dict.fromkeys(addresses, fact if isinstance(fact, Unknown) else Unknown("not looked for"))
@@ -116,18 +117,18 @@ class Observer:
     async def _host_files(self) -> Mapping[str, Fact[str]]:
         host = self.ports.targets("host")
         paths = (UDEV_RULES, MODPROBE_CONF)
-        facts = await asyncio.gather(*(self._fact(host.read_file(p)) for p in paths))
+        facts = await asyncio.gather(*(self._fact(host.read_file, p) for p in paths))
         return {p: _text(f) for p, f in zip(paths, facts, strict=True)}
 
     async def _units(self, target: str, names: Iterable[str]) -> Mapping[str, Fact[Unit]]:
         port = self.ports.targets(target)
         wanted = sorted(set(names))
-        facts = await asyncio.gather(*(self._fact(port.unit(n)) for n in wanted))
+        facts = await asyncio.gather(*(self._fact(port.unit, n) for n in wanted))
         return dict(zip(wanted, facts, strict=True))
 
     async def _targets(self, names: set[str]) -> Mapping[str, TargetFacts]:
         wanted = sorted(names)
-        facts = await asyncio.gather(*(self._fact(self.ports.targets(n).facts()) for n in wanted))
+        facts = await asyncio.gather(*(self._fact(self.ports.targets(n).facts) for n in wanted))
         return {
             n: f.value
             if isinstance(f, Known)
@@ -144,7 +145,7 @@ class Observer:
         """One service's unit, owned files, process, model path and health."""
         port = self.ports.targets(target_name(service.target))
         unit, files, model = await asyncio.gather(
-            self._fact(port.unit(service.unit)), self._files(port, service), self._model(port, service)
+            self._fact(port.unit, service.unit), self._files(port, service), self._model(port, service)
         )
         if not isinstance(unit, Known):
             return ServiceFacts(unit, files, Unknown("its unit cannot be read"), model)
@@ -158,7 +159,7 @@ class Observer:
 
     async def _files(self, port: TargetPort, service: Service) -> Fact[Mapping[str, str]]:
         path = DROP_IN.format(unit=service.unit)
-        fact = await self._fact(port.read_file(path))
+        fact = await self._fact(port.read_file, path)
         if isinstance(fact, Known):
             return Known({path: fact.value} if fact.value is not None else {})
         return fact if isinstance(fact, Unknown) else Known({})
@@ -167,12 +168,12 @@ class Observer:
         path = service.args.get("model-path")
         if not isinstance(path, str) or not path.startswith("/"):
             return Absent("the model is named, not a path")
-        return await self._fact(port.exists(path))
+        return await self._fact(port.exists, path)
 
     async def _process(self, port: TargetPort, unit: Unit) -> Fact[Process]:
         if not unit.main_pid:
             return Absent("no main process")
-        fact = await self._fact(port.process(unit.main_pid))
+        fact = await self._fact(port.process, unit.main_pid)
         if isinstance(fact, Known):
             return Known(fact.value) if fact.value is not None else Absent("its main process has gone")
         return fact if isinstance(fact, Unknown) else Absent()

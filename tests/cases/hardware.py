@@ -10,7 +10,7 @@ from agent.kinds.rebind import UDEV_RULES
 from agent.sim import events
 from agent.sim.merge import merge
 from agent.sim.scenario import Do
-from tests.cases.operating import INFERENCE, TARGET, UNIT, qwen
+from tests.cases.operating import INFERENCE, qwen
 from tests.rig import Rig, recipe
 
 CONFIDENTIAL = ("0000:81:00.0", "0000:91:00.0", "0000:e1:00.0", "0000:f1:00.0")
@@ -21,6 +21,10 @@ SHIFT = {
 
 # Where a host is benchmarked twice, the second figure must not fail for the noise of a busy machine.
 ANY_SPEED = {"throughput": "99%", "latencyP50": "9900%", "latencyP95": "9900%"}
+
+NOTHING_FOR_NVIDIA = recipe(
+    services=None, gpus={"inference": None, "confidential": {"select": [*INFERENCE, *CONFIDENTIAL]}}
+)
 
 
 def at_any_speed(**changes: Any) -> str:
@@ -112,6 +116,3 @@ async def killed_at(rig: Rig, write: str) -> None:
 def everything_said(rig: Rig) -> str:
     """Every word that status, plan and conditions say."""
     return rig.status().model_dump_json()
-
-
-__all__ = ["CONFIDENTIAL", "INFERENCE", "SHIFT", "TARGET", "UNIT"]

@@ -15,7 +15,7 @@ from tests.cases.hardware import (
     shown,
     unbinds,
     writes_about,
-)  # fmt: skip
+)
 from tests.cases.operating import asks, journal
 from tests.rig import SCENARIOS, recipe, rig
 
@@ -23,7 +23,6 @@ GPU, AUDIO = "0000:81:00.0", "0000:81:00.1"
 OTHERS = CONFIDENTIAL[1:]
 PERSISTENCED, EXPORTER = "nvidia-persistenced.service", "dcgm-exporter.service"
 MONITORED = recipe(policy={"quiesce": [PERSISTENCED, EXPORTER]})
-IDLE_SERVICE = 'targets: {"lxc:129": {units: {sglang-qwen.service: {activeState: inactive, mainPid: 0}}}}'
 
 
 async def test_B3_declared_daemons_are_stopped_and_exactly_those_started_again(tmp_path: Path) -> None:

@@ -2,12 +2,12 @@
 
 import asyncio
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from tests.cases.hardware import (
     CONFIDENTIAL,
+    NOTHING_FOR_NVIDIA,
     at_any_speed,
     boots,
     card,
@@ -19,44 +19,11 @@ from tests.cases.hardware import (
     serves,
     unbinds,
     writes_about,
-)  # fmt: skip
+)
 from tests.cases.operating import INFERENCE
-from tests.rig import SCENARIOS, Rig, recipe, rig
+from tests.rig import SCENARIOS, recipe, rig
 
 GPU, AUDIO = "0000:81:00.0", "0000:81:00.1"
-OTHERS = CONFIDENTIAL[1:]
-PROFILE_CARDS = {
-    "0000:01:00.0": ("GPU-3f97d640-ac7b-5f74-81ec-93ebd6876b3b", "48b02d00000000a1", "1"),
-    "0000:11:00.0": ("GPU-0fb8bbbf-ba68-587a-9f0f-ca996a7b975a", "48b02d00000000a2", "2"),
-    "0000:61:00.0": ("GPU-50fee813-6a0d-57ac-83f1-fa7bbfc3bc11", "48b02d00000000a3", "3"),
-    "0000:71:00.0": ("GPU-03cd89d6-7c63-5ba6-bdf6-13821cba640e", "48b02d00000000a4", "4"),
-    "0000:81:00.0": ("GPU-b159304f-7947-522c-9845-faaf3e961a78", "48b02d00000000a5", "5"),
-    "0000:91:00.0": ("GPU-4ef3c80f-31c5-59df-a26a-64e1451eb42b", "48b02d00000000a6", "6"),
-    "0000:e1:00.0": ("GPU-e938e67a-501f-5253-b3f7-2709c46027c7", "48b02d00000000a7", "7"),
-    "0000:f1:00.0": ("GPU-c46c289d-4246-5eb4-bef7-4c5d958c74e7", "48b02d00000000a8", "8"),
-}
-NOTHING_FOR_NVIDIA = recipe(
-    services=None,
-    gpus={"inference": None, "confidential": {"select": [*INFERENCE, *CONFIDENTIAL]}},
-)
-
-
-def selected_by(key: str) -> dict[str, Any]:
-    """Both groups of the recipe, their cards named by ``uuid``, ``serial`` or ``slot``."""
-    which = ("uuid", "serial", "slot").index(key)
-    return {
-        name: {"select": [{key: PROFILE_CARDS[a][which]} for a in members]}
-        for name, members in (("inference", INFERENCE), ("confidential", CONFIDENTIAL))
-    }
-
-
-def uuids_on(agent: Rig, name: str) -> set[str]:
-    """The UUIDs of the cards that the kernel has on a driver."""
-    return {g.uuid for a, g in agent.world.state.gpus.items() if driver(agent, a) == name}
-
-
-def uuids_of(addresses: tuple[str, ...]) -> set[str]:
-    return {PROFILE_CARDS[a][0] for a in addresses}
 
 
 async def test_B7_an_agent_restarted_while_a_vm_holds_its_cards_writes_nothing(tmp_path: Path) -> None:

@@ -1,6 +1,5 @@
 """Cases D4 to D8, as an operator meets them: GPUs that are lost, at fault, or only look so."""
 
-import re
 from pathlib import Path
 
 import pytest
@@ -17,27 +16,11 @@ from tests.cases.hardware import (
     shown,
     writes_about,
 )
-from tests.cases.operating import (
-    INFERENCE,
-    kernel_says,
-    service_dies,
-    starts,
-    stops,
-    unit,
-)
-from tests.rig import SCENARIOS, Rig, rig
+from tests.cases.operating import INFERENCE, kernel_says, service_dies, starts, stops, unit
+from tests.rig import SCENARIOS, rig
 
 GPU = "0000:11:00.0"
 XID_79 = "NVRM: Xid (PCI:0000:11:00): 79, pid=40002, name=python3, GPU has fallen off the bus."
-EDITED = {"services": {"qwen": {"args": {"chunked-prefill-size": 4096}}}}
-PROPOSES_PASSTHROUGH = re.compile(
-    r"\b(put|add|set|append|use|try|boot with)\b[^;,.]*\b(iommu=pt|iommu=off|amd_iommu=off|iommu\.passthrough=1)"
-)
-
-
-def untouched(agent: Rig, before: list[str]) -> None:
-    assert agent.world.writes == before
-    assert unit(agent).active_state == "active"
 
 
 async def test_D4_a_gpu_off_the_bus_is_terminal_for_it_alone(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from agent.app.wiring import Choice
 from agent.sim.scenario import load_scenario
 from tests.cases.hardware import (
     CONFIDENTIAL,
+    NOTHING_FOR_NVIDIA,
     SHIFT,
     at_any_speed,
     boots,
@@ -22,11 +23,11 @@ from tests.cases.hardware import (
     serves,
     shown,
     writes_about,
-)  # fmt: skip
+)
 from tests.cases.operating import INFERENCE, starts, stops, unit
 from tests.rig import SCENARIOS, Rig, recipe, rig
 
-GPU, AUDIO = "0000:81:00.0", "0000:81:00.1"
+GPU = "0000:81:00.0"
 OTHERS = CONFIDENTIAL[1:]
 PROFILE_CARDS = {
     "0000:01:00.0": ("GPU-3f97d640-ac7b-5f74-81ec-93ebd6876b3b", "48b02d00000000a1", "1"),
@@ -38,10 +39,6 @@ PROFILE_CARDS = {
     "0000:e1:00.0": ("GPU-e938e67a-501f-5253-b3f7-2709c46027c7", "48b02d00000000a7", "7"),
     "0000:f1:00.0": ("GPU-c46c289d-4246-5eb4-bef7-4c5d958c74e7", "48b02d00000000a8", "8"),
 }
-NOTHING_FOR_NVIDIA = recipe(
-    services=None,
-    gpus={"inference": None, "confidential": {"select": [*INFERENCE, *CONFIDENTIAL]}},
-)
 
 
 def selected_by(key: str) -> dict[str, Any]:

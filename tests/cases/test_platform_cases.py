@@ -9,25 +9,11 @@ import pytest
 from agent.app.main import main
 from agent.app.paths import Paths
 from agent.app.wiring import Choice, assemble
-from tests.cases.hardware import (
-    everything_said,
-    happens,
-    is_ready,
-    serves,
-    writes_about,
-)
-from tests.cases.operating import (
-    TARGET,
-    asks,
-    starts,
-    stops,
-    unit,
-)
+from tests.cases.hardware import everything_said, happens, is_ready, serves, writes_about
+from tests.cases.operating import TARGET, asks, qwen, starts, stops, unit
 from tests.rig import SCENARIOS, Rig, recipe, rig
 
-GPU = "0000:11:00.0"
-XID_79 = "NVRM: Xid (PCI:0000:11:00): 79, pid=40002, name=python3, GPU has fallen off the bus."
-EDITED = {"services": {"qwen": {"args": {"chunked-prefill-size": 4096}}}}
+EDITED = recipe(**qwen(args={"chunked-prefill-size": 4096}))
 PROPOSES_PASSTHROUGH = re.compile(
     r"\b(put|add|set|append|use|try|boot with)\b[^;,.]*\b(iommu=pt|iommu=off|amd_iommu=off|iommu\.passthrough=1)"
 )
@@ -79,7 +65,7 @@ async def test_D2_another_user_space_in_the_target_is_named_and_the_running_serv
         before = list(agent.world.writes)
         happens(agent, set={"targets": {TARGET: {"userDriver": "565.57.01"}}})
         await agent.converge()
-        agent.write_spec(recipe(**EDITED))
+        agent.write_spec(EDITED)
         await agent.converge()
         await agent.restart()
         await agent.converge()
@@ -99,7 +85,7 @@ async def test_D2_another_library_on_the_host_is_named_and_the_running_service_l
         await agent.converge()
         before = list(agent.world.writes)
         happens(agent, set={"targets": {"host": {"userDriver": "595.10"}}})
-        agent.write_spec(recipe(**EDITED))
+        agent.write_spec(EDITED)
         await agent.converge()
         untouched(agent, before)
         versions = agent.condition("DriverVersionsAgree")

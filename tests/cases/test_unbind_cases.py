@@ -15,14 +15,12 @@ from tests.cases.hardware import (
     shown,
     unbinds,
     writes_about,
-)  # fmt: skip
+)
 from tests.cases.operating import INFERENCE, asks, journal, starts
-from tests.rig import SCENARIOS, Rig, recipe, rig
+from tests.rig import SCENARIOS, Rig, rig
 
 GPU, AUDIO = "0000:81:00.0", "0000:81:00.1"
 OTHERS = CONFIDENTIAL[1:]
-PERSISTENCED, EXPORTER = "nvidia-persistenced.service", "dcgm-exporter.service"
-MONITORED = recipe(policy={"quiesce": [PERSISTENCED, EXPORTER]})
 IDLE_SERVICE = 'targets: {"lxc:129": {units: {sglang-qwen.service: {activeState: inactive, mainPid: 0}}}}'
 
 
