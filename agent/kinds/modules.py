@@ -73,6 +73,3 @@ class ModulesKind:
             raise TransientError(
                 f"modprobe {action.target} came back, and the module is not loaded", reason="ReadBackFailed"
             )
-
-
-__all__ = ["ModulesKind"]

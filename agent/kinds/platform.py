@@ -325,7 +325,7 @@ def _conf_refusals(inputs: Inputs) -> list[Refusal]:
     observed = inputs.obs.host_files.get(MODPROBE_CONF)
     if isinstance(observed, Unknown):
         message = f"{MODPROBE_CONF} cannot be read: {observed.reason}"
-        return [Refusal("platform", "host", "OptionsUnknown", message, "wait for the next pass")]
+        return [Refusal("platform", "host", "NotObserved", message, "wait for the next pass")]
     return []
 
 

@@ -110,9 +110,10 @@ async def test_S10_a_degraded_service_stays_up_and_is_not_called_healthy_after_a
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     patient_health(monkeypatch)
-    scenario = "faults: [{on: server, factor: 0.1, times: 1, after: 1}]"
-    bench = {"concurrency": [1], "outputTokens": 2000}
-    spec = recipe(**qwen(gate={"benchmark": bench, "regression": {"throughput": "60%"}}))
+    # 108 and 2 tokens per second: a busy machine makes both slower, and hardly the first thirteen times.
+    scenario = "faults: [{on: server, factor: 0.02, times: 1, after: 1}]"
+    bench = {"concurrency": [1], "outputTokens": 500}
+    spec = recipe(**qwen(gate={"benchmark": bench, "require": {"1": ">= 8 tok/s"}}))
     async with rig(tmp_path, spec=spec, scenario=scenario) as agent:
         await agent.converge()
         service_dies(agent)
@@ -122,7 +123,7 @@ async def test_S10_a_degraded_service_stays_up_and_is_not_called_healthy_after_a
             assert (shown.state, shown.health) == ("active", "ok")
             condition = agent.condition("ServiceReady/qwen")
             assert (condition.status, condition.reason) == ("False", "Degraded")
-            assert "against the baseline" in condition.message
+            assert "below the floor of 8.0 tok/s" in condition.message
             assert "agent retry qwen" in condition.next_step
             assert agent.status().ready == "False"
             await agent.restart()

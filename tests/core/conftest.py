@@ -12,5 +12,5 @@ settings.register_profile(
     max_examples=150,
     suppress_health_check=list(HealthCheck),
 )
-settings.register_profile("long", parent=settings.get_profile("core"), derandomize=False, max_examples=5000)
+settings.register_profile("long", parent=settings.get_profile("core"), derandomize=False, max_examples=2000)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "core"))
