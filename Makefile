@@ -28,7 +28,8 @@ check: $(READY)
 	@PYTHONPATH=. $(BIN)/lint-imports --no-cache
 
 test-system: $(READY)
-	@$(BIN)/python -m pytest -m system $(ARGS)
+	@$(BIN)/python -m pytest -m system $(ARGS); status=$$?; \
+	if [ $$status = 5 ]; then echo "test-system: this version has no slow rings yet"; else exit $$status; fi
 
 bench: $(READY)
 	@$(BIN)/python -m tests.bench --out build/bench.json

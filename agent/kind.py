@@ -8,9 +8,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Protocol
 
-from agent.core.condition import Condition
+from agent.core.condition import Condition, Truth
 from agent.core.inputs import Inputs
-from agent.core.plan import Action, Drift, Plan, Refusal, make_plan
+from agent.core.plan import Action, Drift, Plan, Refusal, Stage, make_plan
+from agent.core.redact import redacted_plan, secret_names
 from agent.core.resolve import Resolved, resolve
 from agent.ports import Ports
 
@@ -57,23 +58,56 @@ def plan_all(kinds: Sequence[Kind], inputs: Inputs, resolved: Resolved | None = 
         actions += more
         refusals += refused
     ready, waiting = _hold_back(actions, inputs)
-    return make_plan(inputs.generation, ready, diff_all(kinds, inputs, resolved), [*refusals, *waiting])
+    plan = make_plan(inputs.generation, ready, diff_all(kinds, inputs, resolved), [*refusals, *waiting])
+    return redacted_plan(plan, secret_names(inputs.spec))
+
+
+def conditions_all(
+    kinds: Sequence[Kind], inputs: Inputs, resolved: Resolved, plan: Plan, blocked: Sequence[Condition] = ()
+) -> list[Condition]:
+    """What every kind says is true, and ``blocked``, or else one more for what none of them says is amiss."""
+    found = {kind.name: kind.conditions(inputs, resolved, plan) for kind in kinds}
+    content = {name for name, said in found.items() if all(c.status == "True" for c in said)}
+    unsaid = [*blocked] or _unsaid(plan, content)
+    return [*(c for said in found.values() for c in said), *unsaid]
+
+
+def _unsaid(plan: Plan, content: set[str]) -> list[Condition]:
+    """A host with a drift or a refusal has not converged, also where the conditions of that area are all True."""
+    refusals = [r for r in plan.refusals if r.kind in content]
+    drifts = [d for d in plan.drifts if d.kind in content]
+    if refusals:
+        first = min(refusals, key=_cannot_be_known)
+        more = f" (and {len(refusals) - 1} more)" if len(refusals) > 1 else ""
+        status: Truth = "Unknown" if _cannot_be_known(first) else "False"
+        return [_converged(status, first.reason, first.message + more, first.next_step)]
+    if drifts:
+        differs = "; ".join(f"{d.field} of {d.target} is {d.observed}, wanted {d.desired}" for d in drifts)
+        return [_converged("False", "Converging", differs, "wait for the next pass; see: agent plan")]
+    return []
+
+
+def _cannot_be_known(refusal: Refusal) -> bool:
+    return refusal.reason.endswith("Unknown") or refusal.reason == "NotObserved"
+
+
+def _converged(status: Truth, reason: str, message: str, step: str) -> Condition:
+    return Condition(type="Converged", status=status, reason=reason, message=message, next_step=step)
 
 
 def _hold_back(actions: Iterable[Action], inputs: Inputs) -> tuple[list[Action], list[Refusal]]:
     """Take out actions that failed and must wait, with everything that shares a device or unit with them.
 
     Half of such a set must not run: stopping a service for a driver change that is not going to happen helps nobody.
-    What only gives back a unit that is stopped already is nobody's half.
+    What only gives back a unit that is stopped already is nobody's half, and neither is a setting: it holds back
+    nothing but itself, and waits for nothing else.
     """
     rest = list(actions)
     refusals = [r for a in rest if (r := _waiting(a, inputs)) is not None]
     held = [a for a in rest if must_wait(a, inputs)]
-    free = [
-        a for a in rest if a not in held and set(a.touches) <= set(inputs.memory.stopped_units) and a.touches
-    ]
-    touched = {t for a in held for t in a.touches}
-    grew = bool(held)
+    free = [a for a in rest if a not in held and (_apart(a) or _only_gives_back(a, inputs))]
+    touched = {t for a in held for t in a.touches if not a.optional}
+    grew = bool(touched)
     while grew:
         joined = [a for a in rest if a not in held and a not in free and touched.intersection(a.touches)]
         held += joined
@@ -87,6 +121,15 @@ def _hold_back(actions: Iterable[Action], inputs: Inputs) -> tuple[list[Action],
         if (a.kind, a.target) not in said
     ]
     return [a for a in rest if a not in held], refusals
+
+
+def _apart(action: Action) -> bool:
+    """Later actions do without it, and it needs no service stopped: the self-test does need that."""
+    return action.optional and action.stage < Stage.PROVE
+
+
+def _only_gives_back(action: Action, inputs: Inputs) -> bool:
+    return bool(action.touches) and set(action.touches) <= set(inputs.memory.stopped_units)
 
 
 def must_wait(action: Action, inputs: Inputs) -> bool:

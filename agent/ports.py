@@ -59,7 +59,10 @@ class PciPort(Protocol):
         ...
 
     async def unbind_state(self, address: str) -> str:
-        """One of: running, done, "failed: ERRNO", or none if no unbind of ours is known."""
+        """One of: running, done, "failed: ERRNO", or none: none of ours is pending, of an earlier run neither.
+
+        Raises OSError where that cannot be told: the device is then left alone.
+        """
         ...
 
     async def probe(self, address: str) -> None:

@@ -7,7 +7,7 @@ from agent.app.logs import start_logging
 from agent.app.paths import Paths
 from agent.app.wiring import Choice, assemble
 from agent.host.lockfile import InstanceLock
-from agent.host.notify import SystemdNotify
+from agent.host.notify import SystemdNotify, watchdog_seconds
 from agent.host.watch import watch
 from agent.loop.run import Daemon
 
@@ -24,7 +24,10 @@ async def daemon(choice: Choice, paths: Paths) -> int:
             async for _ in watch((paths.spec, assembly.store.requests), stop):
                 yield
 
-        running = Daemon(assembly.reconciler, assembly.triggers, notify, follow, assembly.edited, log)
+        running = Daemon(
+            assembly.reconciler, assembly.triggers, notify, follow, assembly.edited, log,
+            watchdog=watchdog_seconds(),
+        )  # fmt: skip
         assembly.progress = running.progress
         log(
             "agent started",

@@ -5,6 +5,15 @@ from collections.abc import Callable
 
 import structlog
 
+from agent.core.redact import redact_all
+
+
+def _without_credentials(
+    _logger: object, _method: str, event: structlog.types.EventDict
+) -> structlog.types.EventDict:
+    """Law 10: an error's text may quote anything."""
+    return {key: redact_all(value) for key, value in event.items()}
+
 
 def start_logging(simulated: str) -> Callable[..., None]:
     """A logger for constant event names with keys. Every line carries whether it happened on a real host."""
@@ -17,6 +26,7 @@ def start_logging(simulated: str) -> Callable[..., None]:
             structlog.processors.TimeStamper(fmt="iso", utc=True),
             structlog.processors.add_log_level,
             structlog.processors.format_exc_info,
+            _without_credentials,
             renderer,
         ],
         logger_factory=structlog.PrintLoggerFactory(sys.stderr),

@@ -2,14 +2,14 @@
 
 from agent.app.paths import Paths
 from agent.app.wiring import NOT_ACTING, Choice, open_host
-from agent.core.errors import SpecError
+from agent.core.errors import SpecError, TerminalError
 from agent.core.inputs import Inputs
 from agent.core.laws import check_plan
 from agent.core.memory import Memory
 from agent.core.observation import Observation
 from agent.core.plan import Disruption, Plan
 from agent.core.spec import GpuHost
-from agent.core.spec_load import load
+from agent.core.spec_load import LoadedSpec, load
 from agent.kind import plan_all, trajectory
 from agent.kinds import ALL
 from agent.loop.absorb import absorb
@@ -24,7 +24,7 @@ async def plan_only(choice: Choice, paths: Paths) -> tuple[Plan, str, bool]:
     """The plan for the spec file as it is now, why it would not be executed ("" when it would), and whether an
     approval would let it.
     """
-    loaded = load(paths.spec.read_text(encoding="utf-8"), str(paths.spec))
+    loaded = _load(paths)
     host, memory = loaded.spec, _memory(paths)
     memory = adopt(memory, _in_force(paths), loaded)
     obs, simulated, now = await _observe(choice, paths, host, memory)
@@ -72,6 +72,16 @@ async def _observe(
         await health.close()
         if simulation is not None:
             await simulation.close()
+
+
+def _load(paths: Paths) -> LoadedSpec:
+    try:
+        return load(paths.spec.read_text(encoding="utf-8"), str(paths.spec))
+    except FileNotFoundError as error:
+        step = "write one there (specs/ has recipes), or name one with --spec FILE"
+        raise TerminalError(f"{paths.spec}: there is no spec", reason="SpecMissing", next_step=step) from error
+    except UnicodeDecodeError as error:
+        raise SpecError((f"{paths.spec}:1:1: found bytes that are not UTF-8, expected text",)) from error
 
 
 def _in_force(paths: Paths) -> GpuHost | None:

@@ -22,7 +22,7 @@ from agent.loop.publish import Publisher
 from agent.loop.reconcile import Reconciler
 from agent.loop.run import Triggers
 from agent.loop.specs import Specs
-from agent.loop.store import Store
+from agent.loop.store import Store, remove_leftovers
 from agent.loop.trial import Trials
 from agent.ports import NotifyPort, Ports
 from agent.sim.host import SimulatedHost, simulated_host
@@ -125,7 +125,7 @@ def assemble_on(
         FileSpecSource(paths.spec, strict=strict), store, journal, ports.clock.now, path=str(paths.spec)
     )
     told = notify or SilentNotify()
-    publisher = Publisher(paths.status, ports.clock, journal, told, ports.simulated)
+    publisher = Publisher(paths.status, ports.clock, journal, told, ports.simulated, log=log)
     holder: dict[str, Any] = {}
 
     def progress(text: str) -> None:
@@ -153,6 +153,8 @@ def _open_state(paths: Paths) -> tuple[Store, Journal]:
     try:
         store = Store(paths.state)
         paths.run.mkdir(parents=True, exist_ok=True)
+        for directory in (paths.state, paths.run):
+            remove_leftovers(directory)
         return store, Journal(paths.state / "journal.jsonl")
     except OSError as error:
         raise TerminalError(

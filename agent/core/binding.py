@@ -151,10 +151,19 @@ def _unreadable(slot: SlotBinding) -> Refusal | None:
 
 def quarantined(address: str, inputs: Inputs) -> Quarantine | None:
     """A quarantine holds for the boot that it was made in; an unknown boot may be that one."""
-    entry, boot = inputs.memory.quarantine.get(address), inputs.obs.platform.boot_id
-    if entry is None or (isinstance(boot, Known) and entry.boot_id not in {"", boot.value}):
-        return None
-    return entry
+    entry = inputs.memory.quarantine.get(address)
+    return entry if entry is not None and _may_be_now(entry.boot_id, inputs) else None
+
+
+def left_open(address: str, inputs: Inputs) -> bool:
+    """An unbind of it may have been written in this boot, and nothing proves that it has returned (law 2)."""
+    entry = inputs.memory.unbinding.get(address)
+    return entry is not None and _may_be_now(entry.boot_id, inputs)
+
+
+def _may_be_now(boot_id: str, inputs: Inputs) -> bool:
+    boot = inputs.obs.platform.boot_id
+    return not isinstance(boot, Known) or boot_id in {"", boot.value}
 
 
 def _out_of_reach(slot: SlotBinding, inputs: Inputs, pci: Pci) -> Refusal | None:
@@ -164,6 +173,10 @@ def _out_of_reach(slot: SlotBinding, inputs: Inputs, pci: Pci) -> Refusal | None
             return reboot_required(slot.gpu, entry.message, entry.reason)
         if function.address in pci.pending_unbinds:
             return reboot_required(slot.gpu, f"an unbind of {function.address} has not returned")
+        if left_open(function.address, inputs):
+            return reboot_required(
+                slot.gpu, f"nothing tells whether an unbind of {function.address} returned"
+            )
     return None
 
 
@@ -252,6 +265,7 @@ def _with_holders(slot: SlotBinding, inputs: Inputs) -> SlotBinding:
     """Law 1: sort every holder into what this plan lets go of, or refuse. Unknown means held."""
     persistence, quiesce, services = False, set[str](), set[str]()
     own = {(s.unit, target_name(s.target)): n for n, s in inputs.spec.services.items()}
+    own |= {(f.at[1], f.at[0]): n for n, f in inputs.obs.services.items() if f.at is not None}
     for function in slot.functions:
         if not function.driver_wrong or (
             isinstance(function.observed, Absent) and not _held_known(function, inputs)

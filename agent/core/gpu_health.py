@@ -1,6 +1,6 @@
 """Are the selected GPUs well? By the kernel's own words, by NVML, and by what the memory has given up on."""
 
-from agent.core.binding import SlotBinding
+from agent.core.binding import SlotBinding, left_open, quarantined
 from agent.core.condition import Condition
 from agent.core.fact import Absent, Fact, Known, Unknown, value_or
 from agent.core.inputs import Inputs
@@ -62,9 +62,14 @@ def _lost(inputs: Inputs, resolved: Resolved) -> list[tuple[str, str]]:
         for a in pending
         if a in named and a not in inputs.memory.quarantine
     ]
+    found += [
+        (f"nothing tells whether an unbind of {a} returned", "reboot the host when it suits you")
+        for a in sorted(inputs.memory.unbinding)
+        if a in named and a not in pending and left_open(a, inputs)
+    ]
     for address, entry in sorted(inputs.memory.quarantine.items()):
         strange = inputs.obs.function(address) is not None and address not in named
-        if strange or Known(entry.boot_id) != inputs.obs.platform.boot_id:
+        if strange or quarantined(address, inputs) is None:
             continue
         step = (
             "reboot the host when it suits you"

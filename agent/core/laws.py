@@ -9,7 +9,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
-from agent.core.binding import group_of, quarantined
+from agent.core.binding import group_of, left_open, quarantined
 from agent.core.fact import Absent, Known, Unknown, say
 from agent.core.inputs import Inputs
 from agent.core.p2p_decision import holds, standing
@@ -78,7 +78,8 @@ def law_2(inputs: Inputs, action: Action) -> list[str]:
     return [
         f"writes to {address}, which is out of reach: an unbind has not returned, or the device is lost"
         for address in sorted({*_devices(action), *_moves(action)})
-        if action.kind in DEVICE_KINDS and (address in pending or quarantined(address, inputs))
+        if action.kind in DEVICE_KINDS
+        and (address in pending or quarantined(address, inputs) or left_open(address, inputs))
     ]
 
 
@@ -195,13 +196,17 @@ def law_10(inputs: Inputs, action: Action) -> list[str]:
 
 
 def _law_10_texts(plan: Plan, inputs: Inputs) -> list[Violation]:
-    """Drift and refusals are read by people and kept in the status and the journal."""
+    """Drift and refusals are read by people and kept in the status and the journal.
+
+    The planner has redacted its own: what others wrote must not keep it from acting.
+    """
     texts = [(f"{d.kind}/{d.target}", [d.field, d.desired, d.observed, d.why]) for d in plan.drifts]
     texts += [(f"{r.kind}/{r.target}", [r.message, r.next_step]) for r in plan.refusals]
     return [
         Violation(10, where, f"carries a value for the secret {name}")
         for where, said in texts
-        for name in _secrets_said(inputs, said)
+        for text in said
+        for name in _secrets_said(inputs, [text])
     ]
 
 

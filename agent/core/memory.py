@@ -83,6 +83,13 @@ class Quarantine(Record):
     at: float
 
 
+class Unbinding(Record):
+    """An unbind of ours: from before it is written until it is proved to have returned (law 2)."""
+
+    boot_id: str  # "": could not be read; filled in by the first observation that can
+    at: float
+
+
 class Identity(Record):
     """Which card was seen at an address: a moved card is found by this, never by position."""
 
@@ -114,10 +121,12 @@ class Memory(Record):
     trials: dict[str, TrialRecord] = {}
     baselines: tuple[Baseline, ...] = ()
     quarantine: dict[str, Quarantine] = {}
+    unbinding: dict[str, Unbinding] = {}  # by function address
     identities: dict[str, Identity] = {}
     approved: str = ""  # plan id that the operator approved and that has not begun yet
     grant: Grant | None = None
     starts: tuple[float, ...] = ()  # wall-clock times of service starts, for the budget
+    asked: tuple[str, ...] = ()  # services that an operator's retry is about, until they are seen to answer
     stopped_units: dict[str, str] = {}  # unit we stopped -> why; exactly these are started again
     failures: dict[str, int] = {}  # consecutive transient failures by action key
     retry_after: dict[str, float] = {}  # wall clock, by action key

@@ -176,12 +176,23 @@ class Process:
 
 
 @dataclass(frozen=True, slots=True)
+class Silence:
+    """A running service's health probes in a row that got no token, the last one included."""
+
+    probes: int
+    seconds: float  # from the end of the first of them to the end of the last
+    answered: bool  # a probe was answered before, in this run of the service and of the agent
+
+
+@dataclass(frozen=True, slots=True)
 class ServiceFacts:
     unit: Fact[Unit] = NOT_READ
     files: Fact[Mapping[str, str]] = NOT_READ  # files we own for it: path -> text; a missing one is left out
     process: Fact[Process] = NOT_READ  # Absent: no main process
     model_present: Fact[bool] = NOT_READ  # the model path exists in the target
     health: Fact[str] = NOT_READ  # Known("ok"), Absent("connection refused"), Unknown(...)
+    silence: Silence | None = None  # None: the last probe was answered, or there was none
+    at: tuple[str, str] | None = None  # target_name() and unit where it was looked at; None: where the spec has it
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,6 +224,9 @@ class Observation:
         default_factory=dict
     )  # files of ours on the host: path -> text
     kernel_events: Fact[tuple[KernelEvent, ...]] = NOT_READ  # since boot
+    kernel_gaps: int = 0  # reads of the kernel log so far that found lines lost
+    unbinds: Mapping[str, Fact[str]] = field(default_factory=dict)  # states of unbinds that were left open
+    former_units: Mapping[str, Fact[Unit]] = field(default_factory=dict)  # by "UNIT in TARGET"
 
     def function(self, address: str) -> PciFunction | None:
         return self.pci.value.functions.get(address) if isinstance(self.pci, Known) else None

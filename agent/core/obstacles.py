@@ -4,7 +4,9 @@ from collections.abc import Iterable
 
 from agent.core.binding import SlotBinding, belongs_to
 from agent.core.fact import Known, say
+from agent.core.former import in_the_way
 from agent.core.inputs import Inputs
+from agent.core.memory import Memory
 from agent.core.observation import Holder
 from agent.core.p2p_decision import P2PDecision, unreadable
 from agent.core.plan import Refusal
@@ -39,10 +41,26 @@ def gpu_refusals(
     return refusals
 
 
+def unasked(name: str, revision: Revision, memory: Memory) -> bool:
+    """Nobody asked for another start of this revision: under this spec it has been started, or proved, already.
+
+    Every edit asks for one start. After a rejection only an operator can ask for the next one.
+    """
+    trial, promoted = memory.trials.get(name), memory.promoted.get(name)
+    if trial is None and promoted is not None:
+        return (promoted.revision.id, promoted.generation) == (revision.id, memory.generation)
+    if trial is None or trial.revision is None or trial.generation != memory.generation:
+        return False
+    started = any(n.phase == "start" for n in trial.notes)
+    concluded = trial.outcome in {"promoted", "degraded"}
+    open_still = trial.outcome in {None, "failed"}
+    return trial.revision.id == revision.id and (concluded or (started and open_still))
+
+
 def start_refusals(
-    name: str, service: Service, revision: Revision, inputs: Inputs, *, proved: bool
+    name: str, service: Service, revision: Revision, inputs: Inputs, *, remedy: bool
 ) -> list[Refusal]:
-    """Every reason against a start of this revision; ``proved`` ones start as remediation, which has a budget."""
+    """Every reason against a start of this revision; ``remedy``: nobody asked for it, and that has a budget."""
     refusals = preflight(name, service, revision, inputs)
     if isinstance(service.target, SshTarget) and not inputs.simulated:
         message = "ssh targets cannot be changed by this version"
@@ -51,12 +69,13 @@ def start_refusals(
         )
     budget = inputs.spec.policy.budget.restarts
     used = [t for t in inputs.memory.starts if inputs.now - t < budget.window]
-    if proved and len(used) >= budget.count:  # a spec edit is the operator's will, not remediation
+    if remedy and len(used) >= budget.count:  # a spec edit is the operator's will, not remediation
         message = (
             f"{len(used)} service starts in the last {budget.window:g} s, and the budget is {budget.count}"
         )
         step = f"look at the service's log, then run: agent retry {name}"
         refusals.append(Refusal("service", name, "BudgetExhausted", message, step))
+    refusals += in_the_way(name, revision.gpus, revision.target, revision.port, inputs)
     terminal = inputs.memory.terminal.get(f"service/trial/{name}")
     if terminal:
         step = f"mend it, then run: agent retry {name}"
@@ -78,6 +97,17 @@ def p2p_refusal(
     return Refusal(
         "service", name, "P2PRequired", p2p.refusal + more, "see the P2P condition, or set p2p: auto"
     )
+
+
+def selftest_waits(name: str, inputs: Inputs) -> str:
+    """The last self-test could not judge, and the time for the next has not come; "" when it has."""
+    key = f"p2p/selftest/{name}"
+    if key in inputs.memory.terminal:
+        return f"{inputs.memory.terminal[key]}; not tried again before: agent retry {name}"
+    left = inputs.memory.retry_after.get(key, 0.0) - inputs.now
+    if left <= 0:
+        return ""
+    return f"{inputs.memory.errors.get(key, 'the last try failed')}; tried again in {left:.0f} s"
 
 
 def selftest_obstacle(

@@ -65,6 +65,9 @@ class Action:
     undo: str = ""
     why: str = ""
     revert: "Action | None" = None  # run when a later action of the plan fails: puts back what only it needed
+    optional: bool = (
+        False  # later actions do without it: its failure neither ends the plan nor holds them back
+    )
 
     @property
     def key(self) -> str:

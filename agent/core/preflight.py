@@ -3,6 +3,7 @@
 from agent.core.fact import Absent, Fact, Known, Unknown, say
 from agent.core.inputs import Inputs
 from agent.core.observation import TargetFacts
+from agent.core.placing import placed
 from agent.core.plan import Refusal
 from agent.core.revision import Revision
 from agent.core.spec import Service, target_name
@@ -12,25 +13,20 @@ SHM_NEEDED = 1 << 30
 
 
 def preflight(name: str, service: Service, revision: Revision, inputs: Inputs) -> list[Refusal]:
-    """Every reason not to stop and start this service now."""
-    target = inputs.obs.targets.get(target_name(service.target))
+    """Every reason not to stop and start this service now, where this revision runs."""
+    service = placed(service, revision)
+    place = target_name(service.target)
+    target = inputs.obs.targets.get(place)
     if target is None:
-        return [
-            _refusal(
-                name,
-                "TargetUnknown",
-                f"{target_name(service.target)} was not observed",
-                "wait for the next pass",
-            )
-        ]
+        return [_refusal(name, "TargetUnknown", f"{place} was not observed", "wait for the next pass")]
     if not isinstance(target.reachable, Known) or not target.reachable.value:
         why = "it is not running" if isinstance(target.reachable, Known | Absent) else target.reachable.reason
-        message = f"{target_name(service.target)} cannot be reached: {why}"
+        message = f"{place} cannot be reached: {why}"
         return [_refusal(name, "TargetUnreachable", message, "start the container or repair the connection")]
     checks = (
-        _unit(name, inputs),
-        _driver(name, target, inputs),
-        _nvml_inside(name, target, inputs),
+        _unit(name, service, inputs),
+        _driver(name, place, target, inputs),
+        _nvml_inside(name, place, target, inputs),
         _nvml_on_host(name, inputs),
         _shm(name, target, revision),
         _model(name, service, inputs),
@@ -43,22 +39,24 @@ def _refusal(name: str, reason: str, message: str, next_step: str) -> Refusal:
     return Refusal("service", name, reason, message, next_step)
 
 
-def _unit(name: str, inputs: Inputs) -> Refusal | None:
+def _unit(name: str, service: Service, inputs: Inputs) -> Refusal | None:
     facts = inputs.obs.services.get(name)
+    if facts is not None and facts.at not in {None, (target_name(service.target), service.unit)}:
+        return None  # it runs elsewhere, so its new unit was not looked at: loop/lifecycle.py does, before any stop
     unit = facts.unit if facts else Unknown("not observed")
     if isinstance(unit, Unknown):
         return _refusal(
             name, "UnitUnknown", f"its unit cannot be read: {unit.reason}", "wait for the next pass"
         )
     if isinstance(unit, Absent) or unit.value.load_state == "not-found":
-        where = f"{inputs.spec.services[name].unit} in {target_name(inputs.spec.services[name].target)}"
-        return _refusal(
-            name,
-            "UnitMissing",
-            f"there is no unit {where}",
-            "create the unit there; the agent owns only a drop-in of it",
-        )
+        return unit_missing(name, service)
     return None
+
+
+def unit_missing(name: str, service: Service) -> Refusal:
+    message = f"there is no unit {service.unit} in {target_name(service.target)}"
+    step = "create the unit there; the agent owns only a drop-in of it"
+    return _refusal(name, "UnitMissing", message, step)
 
 
 def driver_versions(target: TargetFacts, inputs: Inputs) -> tuple[str, str] | None:
@@ -69,8 +67,7 @@ def driver_versions(target: TargetFacts, inputs: Inputs) -> tuple[str, str] | No
     return None
 
 
-def _driver(name: str, target: TargetFacts, inputs: Inputs) -> Refusal | None:
-    place = target_name(inputs.spec.services[name].target)
+def _driver(name: str, place: str, target: TargetFacts, inputs: Inputs) -> Refusal | None:
     if (differ := driver_versions(target, inputs)) is not None:
         message = (
             f"user-space driver {differ[0]} in {place}, kernel module {differ[1]} on the host (NVML error 18)"
@@ -83,11 +80,10 @@ def _driver(name: str, target: TargetFacts, inputs: Inputs) -> Refusal | None:
     return None
 
 
-def _nvml_inside(name: str, target: TargetFacts, inputs: Inputs) -> Refusal | None:
+def _nvml_inside(name: str, place: str, target: TargetFacts, inputs: Inputs) -> Refusal | None:
     """The host may see GPUs that the target has lost, for instance after a daemon-reload."""
     if not isinstance(target.nvml, Unknown) or not target.nvml.code.startswith("Nvml"):
         return None
-    place = target_name(inputs.spec.services[name].target)
     message = f"NVML fails in {place}: {target.nvml.reason}"
     if target.nvml.code == "NvmlVersionMismatch":
         if driver_versions(target, inputs) is not None:

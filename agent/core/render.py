@@ -71,6 +71,7 @@ def _arguments(service: Service, p2p: P2PDecision) -> tuple[dict[str, ArgValue],
         for k, v in args.items()
     }
     if not p2p.on and not args.get(P2P_OFF_FLAG):
+        args.pop(P2P_OFF_FLAG, None)  # it comes last, wherever the spec says false: see without_p2p
         args[P2P_OFF_FLAG] = True
         provenance[f"args.{P2P_OFF_FLAG}"] = Provenance(value="true", source=p2p.source, reason=p2p.reason)
     return args, provenance
@@ -121,16 +122,43 @@ def _say(value: object) -> str:
     return str(value)
 
 
+def without_p2p(revision: Revision, reason: str = "") -> Revision:
+    """The same revision as it is rendered while P2P is off; itself where that is so already."""
+    if not revision.p2p:
+        return revision
+    flag = f"--{P2P_OFF_FLAG}"
+    argv = revision.argv if flag in revision.argv else (*revision.argv, flag)
+    env = dict(sorted({**revision.env, **P2P_OFF_ENV}.items()))
+    off = [f"env.{name}" for name in P2P_OFF_ENV] + [f"args.{P2P_OFF_FLAG}"]
+    why = {name: Provenance(value="1", source="verdict", reason=reason) for name in off}
+    files = {path: _again(text, argv, env) for path, text in revision.files.items()}
+    changes = {"p2p": False, "argv": argv, "env": env, "files": files}
+    return revision.model_copy(update={**changes, "provenance": {**revision.provenance, **why}})
+
+
+def _again(text: str, argv: tuple[str, ...], env: dict[str, str]) -> str:
+    """A drop-in with another command line and environment; all else in it stays."""
+    kept = [line for line in text.splitlines() if not line.startswith(("Environment=", "ExecStart="))]
+    start = kept.index("[Service]") + 1
+    return "\n".join([*kept[:start], *_env_lines(env), *kept[start:], *_exec_lines(argv)]) + "\n"
+
+
+def _env_lines(env: dict[str, str]) -> list[str]:
+    return [f"Environment={quote(f'{key}={value}')}" for key, value in env.items()]
+
+
+def _exec_lines(argv: tuple[str, ...]) -> list[str]:
+    return ["ExecStart=", "ExecStart=" + " ".join(quote(word, executed=True) for word in argv)]
+
+
 def drop_in(name: str, service: Service, argv: tuple[str, ...], env: dict[str, str]) -> str:
-    lines = [HEADER + "[Service]"]
-    lines += [f"Environment={quote(f'{key}={value}')}" for key, value in env.items()]
+    lines = [HEADER + "[Service]", *_env_lines(env)]
     if service.secrets:
         lines.append(f"EnvironmentFile={SECRETS.format(service=name)}")
     # Restart=no: a start that nothing has proved must not happen by itself; the agent starts, counts and gates.
     lines += ["Restart=no", "KillMode=mixed", "LimitMEMLOCK=infinity", "TimeoutStartSec=infinity"]
     lines.append(f"TimeoutStopSec={max(1, round(service.gate.stop_timeout))}")
-    lines += ["ExecStart=", "ExecStart=" + " ".join(quote(word, executed=True) for word in argv)]
-    return "\n".join(lines) + "\n"
+    return "\n".join([*lines, *_exec_lines(argv)]) + "\n"
 
 
 def _unwritable(code: int) -> bool:

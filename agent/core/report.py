@@ -3,16 +3,18 @@
 from collections.abc import Mapping
 
 from agent.core.bench import BenchmarkResult
-from agent.core.binding import group_of
+from agent.core.binding import group_of, left_open, quarantined
 from agent.core.condition import Condition
 from agent.core.fact import Absent, Known, Unknown, say, value_or
 from agent.core.inputs import Inputs
 from agent.core.memory import TrialRecord
 from agent.core.observation import Gpu, ServiceFacts
 from agent.core.quantity import say_duration
+from agent.core.redact import redact
 from agent.core.resolve import Resolved, ResolvedService, matches
 from agent.core.revision import Revision
 from agent.core.selection import identify
+from agent.core.spec import target_name
 from agent.core.status import GpuStatus, HostStatus, P2PStatus, ServiceStatus, TrialStatus
 
 PROOF_SIMULATED = (
@@ -78,12 +80,14 @@ def gpu_statuses(inputs: Inputs, resolved: Resolved) -> tuple[GpuStatus, ...]:
 
 
 def _gpu_note(address: str, inputs: Inputs, seen: object) -> str:
-    quarantine = inputs.memory.quarantine.get(address)
-    if quarantine is not None and Known(quarantine.boot_id) == inputs.obs.platform.boot_id:
+    quarantine = quarantined(address, inputs)
+    if quarantine is not None:
         return f"{quarantine.reason}: {quarantine.message}"
     if isinstance(inputs.obs.pci, Known) and address in inputs.obs.pci.value.pending_unbinds:
         return "RebootRequired: an unbind of it has not returned"
-    return f"NVML: {seen.reason}" if isinstance(seen, Unknown) else ""
+    if left_open(address, inputs):
+        return "RebootRequired: nothing tells whether an unbind of it returned"
+    return f"NVML: {redact(seen.reason)}" if isinstance(seen, Unknown) else ""
 
 
 def p2p_statuses(resolved: Resolved) -> tuple[P2PStatus, ...]:
@@ -126,8 +130,8 @@ def _service(service: ResolvedService, inputs: Inputs) -> ServiceStatus:
     measured, at = _figures(running, inputs, service.name)
     return ServiceStatus(
         name=service.name,
-        unit=service.service.unit,
-        target=service.target,
+        unit=service.found.unit,
+        target=target_name(service.found.target),
         state=facts.unit.value.active_state if isinstance(facts.unit, Known) else say(facts.unit),
         health=_health(facts),
         revision=running.id if running else "",

@@ -15,6 +15,7 @@ def retried(memory: Memory, name: str) -> Memory:
             "retry_after": {k: v for k, v in memory.retry_after.items() if k not in mine},
             "errors": {k: v for k, v in memory.errors.items() if k not in mine},
             "starts": (),
+            "asked": tuple(sorted({*memory.asked, name})),
             "trials": {n: _measure_again(t) if n == name else t for n, t in memory.trials.items()},
             "verdicts": tuple(v for v in memory.verdicts if not (v.revoked and _concerns(v, name, memory))),
         }

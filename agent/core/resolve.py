@@ -11,15 +11,25 @@ from agent.core.fact import Absent, Known, Unknown
 from agent.core.inputs import Inputs
 from agent.core.memory import Promoted
 from agent.core.observation import ServiceFacts
-from agent.core.obstacles import gpu_refusals, p2p_refusal, selftest_obstacle, start_refusals
+from agent.core.obstacles import (
+    gpu_refusals,
+    p2p_refusal,
+    selftest_obstacle,
+    selftest_waits,
+    start_refusals,
+    unasked,
+)
 from agent.core.p2p_decision import P2PDecision, decide, holds, standing
+from agent.core.placing import as_found
 from agent.core.plan import Refusal
-from agent.core.render import render
+from agent.core.render import render, without_p2p
 from agent.core.revision import Revision, comparable
 from agent.core.selection import Selection, identify, select
 from agent.core.spec import Gate, Service, target_name
 
 Need = Literal["nothing", "prove", "trial", "wait"]
+SILENCE = 180.0  # seconds without an answer, over so many probes, before a running service is started anew
+SILENT_PROBES = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +51,7 @@ class ResolvedService:
     running: bool = False  # its unit is active or on the way there
     must_stop: bool = False  # it stands in the way of a driver change or of its own new revision
     p2p_obstacle: str = ""  # why its GPUs cannot be tested now, where they should be
+    facts: ServiceFacts = field(default_factory=ServiceFacts)
 
     @property
     def fallback(self) -> bool:
@@ -51,6 +62,11 @@ class ResolvedService:
     @property
     def untested(self) -> bool:
         return len(self.gpus) > 1 and self.service.p2p != "off" and not self.p2p.current
+
+    @property
+    def found(self) -> Service:
+        """The service where it runs now, which may not be where the spec has it."""
+        return as_found(self.service, self.facts)
 
     @property
     def target(self) -> str:
@@ -68,8 +84,11 @@ class Resolved:
 
 
 def trial_key(revision: Revision, gate: Gate) -> str:
-    """What a rejection is about: this revision under this gate. Lower the floor, and it may be tried again."""
-    return f"{revision.id}-{hashlib.sha256(gate.model_dump_json().encode()).hexdigest()[:6]}"
+    """What a rejection is about: this revision, with P2P or without, under this gate.
+
+    Lower the floor, and it may be tried again; a P2P verdict that comes or goes makes bad arguments no better.
+    """
+    return f"{without_p2p(revision).id}-{hashlib.sha256(gate.model_dump_json().encode()).hexdigest()[:6]}"
 
 
 def resolve(inputs: Inputs) -> Resolved:
@@ -118,9 +137,12 @@ def _service_stands(slot: SlotBinding, services: list[str]) -> Refusal:
 def _obstacles(
     services: Mapping[str, ResolvedService], slots: tuple[SlotBinding, ...], inputs: Inputs
 ) -> dict[str, str]:
-    stopping = [s.service for s in services.values() if s.must_stop]
+    stopping = [s.found for s in services.values() if s.must_stop]
     untested = {n: s for n, s in services.items() if s.untested}
-    found = {n: selftest_obstacle(s.gpus, slots, stopping, inputs) for n, s in untested.items()}
+    found = {
+        n: selftest_waits(n, inputs) or selftest_obstacle(s.gpus, slots, stopping, inputs)
+        for n, s in untested.items()
+    }
     return {n: why for n, why in found.items() if why}
 
 
@@ -154,8 +176,8 @@ def resolve_service(
         # Not a reason to take a running service away: the next pass may be able to read it.
         refusals.append(Refusal("service", name, "P2PUnknown", p2p.reason, "wait for the next pass"))
     if need == "trial" and effective is not None:
-        proved = effective.id in _proved_ids(name, inputs)
-        refusals += start_refusals(name, service, effective, inputs, proved=proved)
+        again = desired is None or desired.id != effective.id or unasked(name, effective, inputs.memory)
+        refusals += start_refusals(name, service, effective, inputs, remedy=again)
     without = p2p_refusal(name, effective, p2p, obstacle, inputs) if effective is not None else None
     refusals += [without] if without is not None else []
     forbidden = bool(refusals)
@@ -165,7 +187,7 @@ def resolve_service(
         need = "wait"
     return ResolvedService(
         name, service, gpus, p2p, desired, effective, need, reason, tuple(refusals), running,
-        must_stop=running and need == "trial", p2p_obstacle=obstacle,
+        must_stop=running and need == "trial", p2p_obstacle=obstacle, facts=facts,
     )  # fmt: skip
 
 
@@ -196,6 +218,9 @@ def _rejected(name: str, desired: Revision, service: Service, inputs: Inputs) ->
     rejected = inputs.memory.rejected.get(name)
     if rejected is None or rejected.revision != trial_key(desired, service.gate):
         return None
+    promoted = inputs.memory.promoted.get(name)
+    if promoted is not None and promoted.revision.id == desired.id:
+        return None  # what was rejected is its variant: the same with P2P switched over
     message = f"revision {desired.id} was tried and rejected: {rejected.message}"
     return Refusal(
         "service",
@@ -217,27 +242,38 @@ def _effective(name: str, desired: Revision | None, service: Service, inputs: In
 
 
 def last_good(name: str, inputs: Inputs, *, besides: Revision) -> Promoted | None:
-    """The promoted revision that may run here now: other than the failed one, law 4 kept, its GPUs on nvidia."""
+    """The promoted revision that may run here now: other than the failed one, law 4 kept, its GPUs on nvidia.
+
+    Where only the verdict for P2P is gone, it is the same revision without P2P: unless that is the failed one, or the
+    spec requires P2P.
+    """
     for promoted in (inputs.memory.promoted.get(name), inputs.memory.previous.get(name)):
-        if (
-            promoted is not None
-            and promoted.revision.id != besides.id
-            and admissible(promoted.revision, inputs)
-        ):
+        if promoted is None or promoted.revision.id == besides.id or not _on_nvidia(promoted.revision, inputs):
+            continue
+        if p2p_allowed(promoted.revision, inputs):
             return promoted
+        without = without_p2p(promoted.revision, "no good P2P verdict holds any more")
+        required = inputs.spec.services[name].p2p == "required"
+        if not required and without.id != without_p2p(besides).id:
+            return promoted.model_copy(update={"revision": without})
     return None
 
 
-def admissible(revision: Revision, inputs: Inputs) -> bool:
+def p2p_allowed(revision: Revision, inputs: Inputs) -> bool:
+    """Law 4, for a start of this revision now."""
     verdict = standing(inputs.memory.verdict_for(revision.gpus), inputs.obs, revision.gpus)
-    if revision.p2p and not holds(verdict, inputs.obs, revision.gpus):
-        return False
+    return not revision.p2p or holds(verdict, inputs.obs, revision.gpus)
+
+
+def _on_nvidia(revision: Revision, inputs: Inputs) -> bool:
     functions = [inputs.obs.function(gpu) for gpu in revision.gpus]
     return all(f is not None and f.driver == Known("nvidia") for f in functions)
 
 
 def matches(revision: Revision, facts: ServiceFacts) -> bool | None:
     """Whether exactly this revision runs; None when that cannot be known."""
+    if facts.at is not None and facts.at != (revision.target, revision.unit):
+        return False
     if isinstance(facts.process, Unknown) or isinstance(facts.files, Unknown):
         return None
     if isinstance(facts.process, Absent) or isinstance(facts.files, Absent):
@@ -265,9 +301,38 @@ def _need(
         return "wait", "what it runs cannot be read"
     if not same:
         return "trial", "it does not run what the spec means"
-    if effective.id in _proved_ids(effective.service, inputs) and not _unfinished(effective, inputs):
-        return "nothing", "it runs the promoted revision"
+    if _judged(effective, inputs) and not _unfinished(effective, inputs):
+        silent = _silent_too_long(effective.service, facts, inputs)
+        return ("trial", silent) if silent else ("nothing", "it runs the promoted revision")
     return "prove", "it runs the right revision, which nothing has proved yet"
+
+
+def _silent_too_long(name: str, facts: ServiceFacts, inputs: Inputs) -> str:
+    """Why a promoted service that runs must be started anew: "" while it answers, or may still come to itself.
+
+    Who refuses connections and has never answered may still be loading: it has the time that a start has.
+    """
+    silence = facts.silence
+    if silence is None:
+        return ""
+    if name in inputs.memory.asked:
+        return "it does not answer, and an operator asked for another try"
+    loading = isinstance(facts.health, Absent) and not silence.answered
+    allowed = max(SILENCE, inputs.spec.services[name].gate.start_timeout) if loading else SILENCE
+    if silence.probes < SILENT_PROBES or silence.seconds < allowed:
+        return ""
+    return f"it has not answered {silence.probes} health probes over {silence.seconds / 60:.0f} min"
+
+
+def _judged(revision: Revision, inputs: Inputs) -> bool:
+    """Promoted, or restored in a rollback, or found slow with nothing better to go back to."""
+    trial = inputs.memory.trials.get(revision.service)
+    slow = trial is not None and trial.outcome == "degraded" and trial.revision is not None
+    return (
+        revision.id in _proved_ids(revision.service, inputs)
+        or (trial is not None and trial.restored == revision.id)
+        or (slow and trial is not None and trial.revision is not None and trial.revision.id == revision.id)
+    )
 
 
 def _proved_ids(name: str, inputs: Inputs) -> set[str]:

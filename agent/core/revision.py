@@ -34,9 +34,25 @@ class Revision(Record):
     provenance: dict[str, Provenance] = {}
 
     @property
+    def served_name(self) -> str:
+        """The name that requests must use: SGLang serves under the model path unless told otherwise."""
+        return option(self.argv, "served-model-name") or option(self.argv, "model-path")
+
+    @property
     def id(self) -> str:
         body = self.model_dump(exclude={"provenance"})
         return hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()[:12]
+
+
+def option(argv: tuple[str, ...], name: str) -> str:
+    """The value of ``--name`` in a command line; "" where it has none."""
+    flag = f"--{name}"
+    for index, word in enumerate(argv):
+        if word.startswith(f"{flag}="):
+            return word.partition("=")[2]
+        if word == flag and index + 1 < len(argv):
+            return argv[index + 1]
+    return ""
 
 
 def comparable(env: Mapping[str, str], revision: Revision) -> dict[str, str]:

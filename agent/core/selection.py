@@ -165,12 +165,16 @@ def _agree(a: Identity, b: Identity) -> bool:
 
 
 def renumbered(obs: Observation, remembered: Mapping[str, Identity]) -> bool:
-    """Bus numbers have changed: another card stands where one was, or one is gone and a new place is taken."""
+    """Bus numbers have changed: another card stands where one was, or one is gone and a new place is taken.
+
+    Of cards whose place is to be learned anew only their names are remembered: they say nothing about places.
+    """
     if not isinstance(obs.pci, Known):
         return False
+    places = {key: old for key, old in remembered.items() if key == old.address}
     here = {a: _seen(a, f, obs) for a, f in obs.pci.value.functions.items() if f.is_gpu and a.endswith(".0")}
-    other = any(a in here and not same_card(old, here[a]) for a, old in remembered.items())
-    return other or (any(a not in here for a in remembered) and any(a not in remembered for a in here))
+    other = any(a in here and not same_card(old, here[a]) for a, old in places.items())
+    return other or (any(a not in here for a in places) and any(a not in places for a in here))
 
 
 def _moved(

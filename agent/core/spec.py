@@ -128,7 +128,11 @@ class Policy(SpecModel):
         description="Disruptions allowed without asking. A plan beyond them is blocked whole until it is"
         " approved by its id. A reboot is never done, only asked for.",
     )
-    resync: Duration = Field(default=30.0, description="A full pass at least this often, trigger or not.")
+    resync: Duration = Field(
+        default=30.0,
+        description="A full pass at least this often, trigger or not. Above 40s it is every 40 seconds: status must not"
+        " grow old while nothing happens.",
+    )
     budget: Budget = Field(default=Budget(), description="Remediation budget.")
     quiesce: tuple[UnitName, ...] = Field(
         default=(),

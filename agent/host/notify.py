@@ -5,6 +5,14 @@ import os
 import sdnotify
 
 
+def watchdog_seconds() -> float:
+    """After how long without WATCHDOG=1 systemd kills this process; 0.0 when it does not (sd_watchdog_enabled(3))."""
+    if os.environ.get("WATCHDOG_PID", str(os.getpid())) != str(os.getpid()):
+        return 0.0
+    value = os.environ.get("WATCHDOG_USEC", "")
+    return int(value) / 1e6 if value.isdecimal() else 0.0
+
+
 class SystemdNotify:
     """``NotifyPort``. Without NOTIFY_SOCKET it does nothing."""
 

@@ -125,6 +125,7 @@ class DriverBinding:
             self.name, "write-rules", "host", f"{'write' if text else 'remove'} {UDEV_RULES}", Stage.PREPARE,
             Disruption.NONE, params={"text": text}, undo="put back what was there" if text else "write it again",
             why="the next boot must bind these GPUs right before the agent starts" if text else "no GPU goes to vfio-pci",
+            optional=True,
         )  # fmt: skip
 
     def predict(self, action: Action, inputs: Inputs) -> Inputs:
@@ -251,7 +252,7 @@ def _mend_override(slot: SlotBinding, stale: list[FunctionBinding]) -> Action:
         "driver-binding", "mend-override", slot.gpu,
         "set driver_override: " + ", ".join(f"{a} -> {d or 'none'}" for a, d in wanted),
         Stage.PREPARE, Disruption.NONE, params=_encode(wanted), touches=tuple(a for a, _ in wanted),
-        why="a stale override would bind the wrong driver at the next probe",
+        why="a stale override would bind the wrong driver at the next probe", optional=True,
     )  # fmt: skip
 
 

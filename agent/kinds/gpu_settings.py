@@ -161,5 +161,5 @@ def _action(address: str, name: str, observed: str, desired: str) -> Action:
     return Action(
         "gpu-settings", name, address, f"set {name} of {address}: {observed} -> {desired}{unit}",
         Stage.SET, Disruption.LIVE, params={"value": desired}, touches=(address,),
-        undo=f"set it back to {observed}{unit}", why="the group's settings",
+        undo=f"set it back to {observed}{unit}", why="the group's settings", optional=True,
     )  # fmt: skip

@@ -96,7 +96,7 @@ class PlatformKind:
                 Action(
                     self.name, "write-module-options", "host", f"{'write' if text else 'remove'} {MODPROBE_CONF}",
                     Stage.PREPARE, Disruption.NONE, params={"text": text}, undo="put back what was there",
-                    why="module options must hold when the modules are next loaded",
+                    why="module options must hold when the modules are next loaded", optional=True,
                 )
             )  # fmt: skip
         return actions, refusals

@@ -3,17 +3,19 @@
 from dataclasses import replace
 
 from agent.core.binding import belongs_to
-from agent.core.condition import Condition
+from agent.core.condition import Condition, Truth
 from agent.core.errors import TerminalError
-from agent.core.fact import Absent, Known, Unknown
+from agent.core.fact import Absent, Fact, Known, Unknown
+from agent.core.former import former_refusal, still_running, unreadable
 from agent.core.inputs import Inputs
-from agent.core.memory import Promoted
+from agent.core.memory import Promoted, TrialRecord
 from agent.core.model import with_memory, with_service, without_holders
 from agent.core.observation import Holder, Process, ServiceFacts, Unit
+from agent.core.placing import as_found, placed
 from agent.core.plan import Action, Disruption, Drift, Plan, Refusal, Stage
-from agent.core.resolve import Resolved, ResolvedService, resolve
+from agent.core.resolve import SILENCE, Resolved, ResolvedService, resolve
 from agent.core.revision import Revision
-from agent.core.spec import LxcTarget, Service
+from agent.core.spec import LxcTarget, Service, target_name
 from agent.ports import Ports
 
 
@@ -38,13 +40,16 @@ class ServiceKind:
                 actions += [_preflight(service), _trial(service)]
             elif service.need == "prove" and not service.must_stop:
                 actions.append(_prove(service))
-        return actions, refusals
+            elif service.need == "nothing":
+                refusals += _not_answering(service, inputs)
+        refusals += [former_refusal(f, f.service) for f in still_running(inputs)]
+        return actions, list(dict.fromkeys(refusals))
 
     def predict(self, action: Action, inputs: Inputs) -> Inputs:
         """The model assumes that starts succeed and proofs pass."""
         name = action.target
         if action.verb == "stop":
-            service = inputs.spec.services[name]
+            service = as_found(inputs.spec.services[name], inputs.obs.services.get(name, ServiceFacts()))
             stopped = with_service(inputs, name, _stopped)
             return without_holders(stopped, lambda h: belongs_to(h, service))
         if action.verb in {"trial", "prove"}:
@@ -52,10 +57,52 @@ class ServiceKind:
         return inputs
 
     def conditions(self, inputs: Inputs, resolved: Resolved, plan: Plan) -> list[Condition]:
-        return [_condition(s, inputs, _waiting(s.name, plan)) for s in resolved.services.values()]
+        found = [_condition(s, inputs, _waiting(s.name, plan)) for s in resolved.services.values()]
+        return [*found, *_former_units(inputs)]
 
     async def act(self, action: Action, ports: Ports) -> None:
         raise TerminalError(f"{action.verb} is run by the prover", reason="WrongDoor")
+
+
+def _former_units(inputs: Inputs) -> list[Condition]:
+    """Only where there is something to say: most hosts never had any."""
+    refusals = [former_refusal(f, f.service) for f in still_running(inputs)]
+    unread = unreadable(inputs)
+    if not refusals and not unread:
+        return []
+    reason = "FormerUnitRuns" if refusals else "UnitUnknown"
+    message = "; ".join([*(r.message for r in refusals), *(f"{f.name}: {why}" for f, why in unread)])
+    step = refusals[0].next_step if refusals else "wait for the next pass"
+    status: Truth = "False" if refusals else "Unknown"
+    return [
+        Condition(type="FormerUnitsStopped", status=status, reason=reason, message=message, next_step=step)
+    ]
+
+
+def _not_answering(service: ResolvedService, inputs: Inputs) -> list[Refusal]:
+    """Nothing is planned for it yet, and nothing to do is not the same as all well."""
+    health = inputs.obs.services.get(service.name, ServiceFacts()).health
+    if not service.running or isinstance(health, Known) or _working(health):
+        return []
+    message = f"it runs and does not answer: {health.reason}"
+    return [Refusal("service", service.name, "NotAnswering", message, _until_it_answers(service))]
+
+
+def _working(health: Fact[str]) -> bool:
+    return isinstance(health, Unknown) and health.code == "Working"
+
+
+def _until_it_answers(service: ResolvedService) -> str:
+    return (
+        f"look at its log; it is started anew when this has lasted {SILENCE / 60:.0f} min, or the start timeout while"
+        f" it may still be loading, and at once with: agent retry {service.name}"
+    )
+
+
+def _degraded(trial: TrialRecord | None, service: ResolvedService) -> bool:
+    """The trial found the revision that should run too slow. Where its values came from is not part of it."""
+    found = trial.revision if trial is not None and trial.outcome == "degraded" else None
+    return found is not None and service.effective is not None and found.id == service.effective.id
 
 
 def _revision(revision: Revision | None) -> str:
@@ -72,23 +119,30 @@ def _touches(service: ResolvedService, inputs: Inputs) -> tuple[str, ...]:
     """The unit, its GPUs, and every function that its processes hold now."""
     held = [
         address for address, fact in sorted(inputs.obs.holders.items())
-        if isinstance(fact, Known) and any(belongs_to(h, service.service) for h in fact.value)
+        if isinstance(fact, Known) and any(belongs_to(h, service.found) for h in fact.value)
     ]  # fmt: skip
-    return (service.service.unit, *dict.fromkeys([*service.gpus, *held]))
+    return (service.found.unit, *dict.fromkeys([*service.gpus, *held]))
+
+
+def _place(service: ResolvedService) -> tuple[str, str]:
+    """Target and unit of what is to run; of the spec, while nothing is."""
+    revision = service.effective
+    return (revision.target, revision.unit) if revision else (service.target, service.service.unit)
 
 
 def _stop(service: ResolvedService, inputs: Inputs) -> Action:
     return Action(
-        "service", "stop", service.name, f"drain and stop {service.service.unit} in {service.target}, and prove it stopped",
+        "service", "stop", service.name, f"drain and stop {service.found.unit} in {target_name(service.found.target)}, and prove it stopped",
         Stage.STOP, Disruption.RESTART, touches=_touches(service, inputs), hits=(f"users of {service.name}",),
         undo="start it again", why=service.reason,
     )  # fmt: skip
 
 
 def _preflight(service: ResolvedService) -> Action:
+    target, unit = _place(service)
     return Action(
-        "service", "preflight", service.name, f"check in {service.target} that {service.name} can start",
-        Stage.PREPARE, Disruption.NONE, touches=(service.service.unit,), why="a failed check costs no downtime",
+        "service", "preflight", service.name, f"check in {target} that {service.name} can start",
+        Stage.PREPARE, Disruption.NONE, touches=(unit,), why="a failed check costs no downtime",
     )  # fmt: skip
 
 
@@ -103,7 +157,7 @@ def _trial(service: ResolvedService) -> Action:
         "service", "trial", service.name, f"{what} of {service.name} on trial: ready, effective, smoke, benchmark{note}",
         Stage.START, Disruption.RESTART if service.running else Disruption.LIVE,
         params={"revision": revision.id if revision else "", "p2p": p2p if decided else "as tested"},
-        touches=(service.service.unit, *gpus), hits=(f"users of {service.name}",),
+        touches=(_place(service)[1], *gpus), hits=(f"users of {service.name}",),
         undo="the last good revision comes back" if service.service.gate.on_failure == "rollback" else "stop and wait",
         why=_because(service),
     )  # fmt: skip
@@ -112,7 +166,7 @@ def _trial(service: ResolvedService) -> Action:
 def _prove(service: ResolvedService) -> Action:
     return Action(
         "service", "prove", service.name, f"smoke-test and benchmark {service.name} as it runs",
-        Stage.START, Disruption.LIVE, touches=(service.service.unit, *service.gpus), hits=(f"users of {service.name}",),
+        Stage.START, Disruption.LIVE, touches=(service.found.unit, *service.gpus), hits=(f"users of {service.name}",),
         undo="the last good revision comes back", why=service.reason,
     )  # fmt: skip
 
@@ -121,7 +175,8 @@ def _stopped(facts: ServiceFacts) -> ServiceFacts:
     if not isinstance(facts.unit, Known):
         return facts
     unit = replace(facts.unit.value, active_state="inactive", sub_state="dead", main_pid=0, pids=())
-    return replace(facts, unit=Known(unit), process=Absent("not running"), health=Absent("not running"))
+    gone = Absent("not running")
+    return replace(facts, unit=Known(unit), process=gone, health=gone, silence=None)
 
 
 def _proved(name: str, inputs: Inputs) -> Inputs:
@@ -135,10 +190,16 @@ def _proved(name: str, inputs: Inputs) -> Inputs:
         inputs,
         name,
         lambda f: replace(
-            f, unit=Known(unit), files=Known(revision.files), process=process, health=Known("ok")
+            f,
+            unit=Known(unit),
+            files=Known(revision.files),
+            process=process,
+            health=Known("ok"),
+            silence=None,
+            at=(revision.target, revision.unit),
         ),
     )
-    after = _held_by(resolved.service, revision.gpus, after)
+    after = _held_by(placed(resolved.service, revision), revision.gpus, after)
     promoted = Promoted(revision=revision, generation=inputs.generation, at=inputs.now, benchmark=None)
     trials = {n: t for n, t in inputs.memory.trials.items() if n != name}
     return with_memory(after, promoted={**inputs.memory.promoted, name: promoted}, trials=trials)
@@ -175,15 +236,10 @@ def _condition(service: ResolvedService, inputs: Inputs, waiting: Refusal | None
         return Condition(
             type=kind, status="False", reason=reason, message=message, next_step=why.next_step if why else ""
         )
-    if isinstance(facts.health, Unknown) and facts.health.code == "Working":
+    if isinstance(facts.health, Unknown) and _working(facts.health):
         return Condition(type=kind, status="Unknown", reason="Working", message=facts.health.reason)
     if isinstance(facts.health, Unknown):
-        return Condition(
-            type=kind,
-            status="False",
-            reason="NotAnswering",
-            message=f"it runs and does not answer: {facts.health.reason}",
-        )
+        return _silent_condition(service, facts.health, blocking)
     if blocking is not None:
         return Condition(
             type=kind,
@@ -195,21 +251,32 @@ def _condition(service: ResolvedService, inputs: Inputs, waiting: Refusal | None
     if service.need != "nothing":
         return Condition(type=kind, status="Unknown", reason="NotProved", message=service.reason)
     if isinstance(facts.health, Absent):
-        return Condition(
-            type=kind,
-            status="False",
-            reason="NotAnswering",
-            message=facts.health.reason or "connection refused",
-        )
+        return _silent_condition(service, facts.health, None)
     if rejected is not None:
         message = f"the last good {_revision(service.effective)} runs; {rejected.message}"
         return Condition(
             type=kind, status="False", reason="RolledBack", message=message, next_step=rejected.next_step
         )
     trial = inputs.memory.trials.get(service.name)
-    if trial is not None and trial.outcome == "degraded" and trial.revision == service.effective:
+    if trial is not None and _degraded(trial, service):
         step = f"look for what changed (clocks, links, neighbours), then run: agent retry {service.name}"
         return Condition(type=kind, status="False", reason="Degraded", message=trial.message, next_step=step)
-    promoted = inputs.memory.promoted.get(service.name)
-    message = f"{_revision(promoted.revision if promoted else None)} runs and is promoted"
+    message = f"{_revision(service.effective)} runs and is promoted"
     return Condition(type=kind, status="True", reason="Promoted", message=message)
+
+
+def _silent_condition(
+    service: ResolvedService, health: Absent | Unknown, blocking: Refusal | None
+) -> Condition:
+    """It runs and generates nothing; and what stands against starting it anew, where something does."""
+    message = f"it runs and does not answer: {health.reason or 'connection refused'}"
+    step = _until_it_answers(service)
+    if blocking is not None and blocking.reason != "NotAnswering":
+        message, step = f"{message}; {blocking.message}", blocking.next_step or step
+    return Condition(
+        type=f"ServiceReady/{service.name}",
+        status="False",
+        reason="NotAnswering",
+        message=message,
+        next_step=step,
+    )

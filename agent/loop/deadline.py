@@ -42,6 +42,22 @@ async def within(
         await asyncio.gather(task, timer, changed, pulse, return_exceptions=True)
 
 
+async def showing_life(
+    most: float, work: Coroutine[Any, Any, T], clock: Clock, alive: Callable[[], None]
+) -> T:
+    """The work's result. It has deadlines of its own, within ``most`` seconds, up to which ``alive`` is called.
+
+    Work that is still not done by then hangs, and gives no more signs of life; it is not cancelled in the middle.
+    """
+    end = clock.monotonic() + most
+    pulse = asyncio.ensure_future(_pulse(lambda: alive() if clock.monotonic() < end else None))
+    try:
+        return await work
+    finally:
+        pulse.cancel()
+        await asyncio.gather(pulse, return_exceptions=True)
+
+
 async def _pulse(alive: Callable[[], None]) -> None:
     while True:
         await asyncio.sleep(PULSE)

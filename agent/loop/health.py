@@ -9,6 +9,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from agent.core.fact import Absent, Fact, Known, Unknown
+from agent.core.observation import Silence
+from agent.core.redact import redact
 from agent.core.render import served_name
 from agent.core.spec import Service
 from agent.ports import Ports
@@ -22,6 +24,17 @@ class _Probe:
     at: float
     fact: Fact[str]
     task: "asyncio.Task[None] | None" = None
+    answered: bool = False
+    failed: int = 0  # probes in a row, the last one included
+    failed_since: float = 0.0
+
+    def learn(self, fact: Fact[str], at: float) -> None:
+        self.fact, self.at = fact, at
+        if isinstance(fact, Known):
+            self.answered, self.failed = True, 0
+            return
+        self.failed_since = self.failed_since if self.failed else at
+        self.failed += 1
 
 
 class HealthProbe:
@@ -40,11 +53,19 @@ class HealthProbe:
         probe = self._probes.get(name)
         if probe is None:
             fact = await self._ask(service, url)
-            self._probes[name] = _Probe(now, fact)
+            probe = self._probes[name] = _Probe(now, fact)
+            probe.learn(fact, now)
             return fact
         if now - probe.at >= INTERVAL and (probe.task is None or probe.task.done()):
             probe.task = asyncio.create_task(self._again(name, service, url))
         return probe.fact
+
+    def silence(self, name: str) -> Silence | None:
+        """How long it has not answered; None when its last answer was good, or nothing was asked yet."""
+        probe = self._probes.get(name)
+        if probe is None or not probe.failed or self.paused:
+            return None
+        return Silence(probe.failed, probe.at - probe.failed_since, probe.answered)
 
     def forget(self, name: str) -> None:
         """The service is not running (or was just proved): the next look asks anew."""
@@ -63,7 +84,8 @@ class HealthProbe:
         probe = self._probes.get(name)
         if probe is None:
             return
-        before, probe.fact, probe.at = probe.fact, fact, self._ports.clock.monotonic()
+        before = probe.fact
+        probe.learn(fact, self._ports.clock.monotonic())
         if before != fact:
             self._changed()
 
@@ -77,7 +99,7 @@ class HealthProbe:
         except TimeoutError:
             return Unknown(f"no answer within {TIMEOUT:g} s", "Timeout")
         except OSError as error:
-            return Unknown(str(error), "HttpError")
+            return Unknown(redact(str(error), service.secrets), "HttpError")
         return (
             Known("ok") if answer.tokens > 0 else Unknown("it answers without generating a token", "NoTokens")
         )

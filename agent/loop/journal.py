@@ -12,7 +12,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from agent.loop.store import write_all
+from agent.core.redact import redact_all
+from agent.loop.store import own_state, write_all
 
 MAX_BYTES = 4 << 20
 KEPT_IN_MEMORY = 32  # records that ``tail`` can give without reading the file again
@@ -37,10 +38,14 @@ class Journal:
                 file.truncate(data.rfind(b"\n") + 1)
 
     def append(self, at: float, event: str, **fields: Any) -> None:
-        """Write one record and fsync it. ``event``: intent, outcome, phase, generation, request, note."""
-        self._rotate()
-        record = {"at": round(at, 3), "event": event, **fields}
-        self._write(json.dumps(record, ensure_ascii=False, default=str).encode() + b"\n")
+        """Write one record and fsync it. ``event``: intent, outcome, phase, generation, request, note.
+
+        Raises StateError when it cannot be written; then nothing of it is.
+        """
+        record = {"at": round(at, 3), "event": event, **{k: redact_all(v) for k, v in fields.items()}}
+        with own_state(self._path):
+            self._rotate()
+            self._write(json.dumps(record, ensure_ascii=False, default=str).encode() + b"\n")
         self._tail.append(record)
 
     def _write(self, line: bytes) -> None:
@@ -57,9 +62,11 @@ class Journal:
     def _rotate(self) -> None:
         if os.fstat(self._fd).st_size < MAX_BYTES:
             return
+        with contextlib.suppress(FileNotFoundError):  # an earlier try came as far as this and no further
+            self._path.replace(self._path.with_suffix(".jsonl.1"))
+        new = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         os.close(self._fd)
-        self._path.replace(self._path.with_suffix(".jsonl.1"))
-        self._fd = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        self._fd = new
 
     def tail(self, count: int) -> list[dict[str, Any]]:
         return list(self._tail)[-count:]

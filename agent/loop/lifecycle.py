@@ -1,6 +1,7 @@
 """The phases of a service's life: preflight, drain, stop, assert stopped, render, start, ready, effective, smoke.
 
 Each method is one phase: it returns when the phase holds, and raises ``PhaseFailedError`` with a reason for people.
+Its service is the one as it runs or is to run: placed where its revision has it, which the spec may no longer do.
 Deadlines are the caller's.
 """
 
@@ -10,7 +11,7 @@ from dataclasses import dataclass
 from agent.core.fact import Known, Unknown, value_or
 from agent.core.inputs import Inputs
 from agent.core.observation import Gpu, ServiceFacts
-from agent.core.preflight import preflight
+from agent.core.preflight import preflight, unit_missing
 from agent.core.render import SECRETS, port_of, served_name
 from agent.core.resolve import matches
 from agent.core.revision import Revision
@@ -44,6 +45,9 @@ class Lifecycle:
 
     async def preflight(self, name: str, service: Service, revision: Revision, inputs: Inputs) -> None:
         refusals = preflight(name, service, revision, inputs)
+        unit = await self.target(service).unit(service.unit)
+        if not refusals and unit.load_state == "not-found":
+            refusals = [unit_missing(name, service)]
         if refusals:
             raise PhaseFailedError(refusals[0].reason, "; ".join(r.message for r in refusals))
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import ParamSpec, TypeVar
 
 from agent.core.fact import Absent, Fact, Known, Unknown, value_or
+from agent.core.former import former_units
 from agent.core.inputs import Inputs
 from agent.core.kernel_log import fold
 from agent.core.memory import Memory
@@ -22,17 +23,21 @@ from agent.core.observation import (
     TargetFacts,
     Unit,
 )  # fmt: skip
+from agent.core.placing import as_run, at_place, other_places
+from agent.core.redact import redact
 from agent.core.render import DROP_IN, port_of
 from agent.core.selection import select
 from agent.core.spec import GpuHost, Service, Spec, target_name
 from agent.kinds.platform import MODPROBE_CONF
 from agent.kinds.rebind import UDEV_RULES
+from agent.loop.absorb import learned
 from agent.loop.health import HealthProbe
 from agent.ports import Ports, TargetPort
 
 P = ParamSpec("P")
 T = TypeVar("T")
 DEADLINE = 15.0  # real seconds for one edge
+RUNNING = {"active", "activating", "reloading"}
 
 
 @dataclass(slots=True)
@@ -41,6 +46,7 @@ class KernelLogMemory:
 
     cursor: str = ""
     events: tuple[KernelEvent, ...] = ()
+    gaps: int = 0  # reads that found lines lost
 
 
 @dataclass(slots=True)
@@ -62,10 +68,14 @@ class Observer:
             self._holders(addresses),
             self._host_files(),
             self._units("host", (*spec.policy.quiesce, *memory.stopped_units)),
-            self._targets(_places(spec, nvml)),
-            self._services(spec.services),
+            self._targets(_places(spec, nvml, memory)),
+            self._services(spec.services, memory),
         )
-        return Observation(platform, pci, nvml, holders, quiesced, targets, services, files, events)
+        gaps = self.kernel_log.gaps
+        return Observation(
+            platform, pci, nvml, holders, quiesced, targets, services, files, events, gaps,
+            await self._unbinds(memory), await self._former(spec, memory),
+        )  # fmt: skip
 
     async def _fact(self, read: Callable[P, Awaitable[T]], *args: P.args, **kwargs: P.kwargs) -> Fact[T]:
         try:
@@ -74,7 +84,7 @@ class Observer:
         except TimeoutError:
             return Unknown(f"it did not answer within {self.deadline:g} s", "Timeout")
         except OSError as error:
-            return Unknown(str(error), errno.errorcode.get(error.errno or 0, "OSError"))
+            return Unknown(redact(str(error)), errno.errorcode.get(error.errno or 0, "OSError"))
 
     async def _platform(self) -> Platform:
         fact = await self._fact(self.ports.platform.read)
@@ -96,13 +106,18 @@ class Observer:
         if lines.value.lines:
             self.kernel_log.events = fold(self.kernel_log.events, lines.value.lines, value_or(pci, None))
         self.kernel_log.cursor = lines.value.cursor
+        self.kernel_log.gaps += lines.value.gap
         return Known(self.kernel_log.events)
 
     def _selected(self, host: GpuHost, partial: Observation, memory: Memory) -> list[str]:
-        """Every function of every selected slot: the devices whose holders matter."""
+        """Every function of every selected slot: the devices whose holders matter.
+
+        Selected by what the memory will know of the cards once it has learned from this observation, as the plan is.
+        """
         if not isinstance(partial.pci, Known):
             return []
-        selection = select(Inputs(host, 0, partial, memory, 0.0))
+        knowing = memory.model_copy(update={"identities": learned(memory, partial)})
+        selection = select(Inputs(host, 0, partial, knowing, 0.0))
         slots = {a.rpartition(".")[0] for members in selection.groups.values() for a in members}
         return [
             a for a, f in partial.pci.value.functions.items() if f.slot_address in slots and not f.is_bridge
@@ -113,6 +128,17 @@ class Observer:
         if isinstance(fact, Known):
             return fact.value
         return dict.fromkeys(addresses, fact if isinstance(fact, Unknown) else Unknown("not looked for"))
+
+    async def _unbinds(self, memory: Memory) -> Mapping[str, Fact[str]]:
+        """What became of unbinds that an agent before this one may have begun."""
+        left = sorted(memory.unbinding)
+        facts = await asyncio.gather(*(self._fact(self.ports.pci.unbind_state, a) for a in left))
+        return dict(zip(left, facts, strict=True))
+
+    async def _former(self, spec: Spec, memory: Memory) -> Mapping[str, Fact[Unit]]:
+        found = former_units(spec, memory)
+        facts = await asyncio.gather(*(self._fact(self.ports.targets(f.target).unit, f.unit) for f in found))
+        return {f.name: fact for f, fact in zip(found, facts, strict=True)}
 
     async def _host_files(self) -> Mapping[str, Fact[str]]:
         host = self.ports.targets("host")
@@ -136,26 +162,39 @@ class Observer:
             for n, f in zip(wanted, facts, strict=True)
         }
 
-    async def _services(self, services: Mapping[str, Service]) -> Mapping[str, ServiceFacts]:
+    async def _services(self, services: Mapping[str, Service], memory: Memory) -> Mapping[str, ServiceFacts]:
         names = sorted(services)
-        facts = await asyncio.gather(*(self.service(n, services[n]) for n in names))
+        facts = await asyncio.gather(*(self._wherever(n, services[n], memory) for n in names))
         return dict(zip(names, facts, strict=True))
+
+    async def _wherever(self, name: str, service: Service, memory: Memory) -> ServiceFacts:
+        """At the spec's unit, or while nothing runs there, at one where the agent started it before."""
+        others = [at_place(service, p) for p in other_places(name, service, memory)]
+        for place in (service, *others) if others else ():
+            unit = await self._fact(self.ports.targets(target_name(place.target)).unit, place.unit)
+            if (isinstance(unit, Known) and unit.value.active_state in RUNNING) or (
+                isinstance(unit, Unknown) and place is service
+            ):
+                return await self.service(name, place)
+        return await self.service(name, service)
 
     async def service(self, name: str, service: Service) -> ServiceFacts:
         """One service's unit, owned files, process, model path and health."""
-        port = self.ports.targets(target_name(service.target))
+        at = (target_name(service.target), service.unit)
+        port = self.ports.targets(at[0])
         unit, files, model = await asyncio.gather(
             self._fact(port.unit, service.unit), self._files(port, service), self._model(port, service)
         )
         if not isinstance(unit, Known):
-            return ServiceFacts(unit, files, Unknown("its unit cannot be read"), model)
+            return ServiceFacts(unit, files, Unknown("its unit cannot be read"), model, at=at)
         process = await self._process(port, unit.value)
         health: Fact[str] = Absent("not running")
-        if unit.value.active_state in {"active", "activating", "reloading"}:
-            health = await self.health.of(name, service, port.endpoint(port_of(service)))
+        if unit.value.active_state in RUNNING:
+            asked = as_run(service, process.value.argv) if isinstance(process, Known) else service
+            health = await self.health.of(name, asked, port.endpoint(port_of(asked)))
         else:
             self.health.forget(name)
-        return ServiceFacts(unit, files, process, model, health)
+        return ServiceFacts(unit, files, process, model, health, self.health.silence(name), at)
 
     async def _files(self, port: TargetPort, service: Service) -> Fact[Mapping[str, str]]:
         path = DROP_IN.format(unit=service.unit)
@@ -179,9 +218,10 @@ class Observer:
         return fact if isinstance(fact, Unknown) else Absent()
 
 
-def _places(spec: Spec, nvml: Fact[Nvml]) -> set[str]:
+def _places(spec: Spec, nvml: Fact[Nvml], memory: Memory) -> set[str]:
     """The services' targets; and the host's own user space when NVML fails there, for it may be its version."""
     places = {target_name(s.target) for s in spec.services.values()}
+    places |= {target for n, s in spec.services.items() for target, _ in other_places(n, s, memory)}
     return places | {"host"} if isinstance(nvml, Unknown) else places
 
 

@@ -3,10 +3,12 @@
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
+from agent.core.errors import AgentError, TransientError
 from agent.core.fact import value_or
 from agent.core.inputs import Inputs
 from agent.core.observation import Observation
 from agent.core.p2p_decision import explain, page_faults
+from agent.core.redact import redact
 from agent.core.verdict import P2PVerdict, fingerprint, worst
 from agent.loop.store import Store
 from agent.ports import P2PTestResult, Ports
@@ -22,14 +24,23 @@ class SelfTest:
     progress: Callable[[str], None]
 
     async def run(self, gpus: tuple[str, ...]) -> P2PVerdict:
-        """Test every ordered pair, then read the kernel log: a fault with right data is still bad."""
+        """Test every ordered pair, then read the kernel log: a fault with right data is still bad.
+
+        Raises TransientError when the test could not judge. That is remembered as a verdict too, and P2P is then off:
+        a test that fails must not keep a service down that can do without P2P.
+        """
         before = (await self.look()).obs
-        result = await self.ports.p2p_test.run(gpus, lambda text: self.progress(f"P2P self-test: {text}"))
+        try:
+            result = await self.ports.p2p_test.run(gpus, lambda text: self.progress(f"P2P self-test: {text}"))
+        except (AgentError, OSError) as error:
+            result = P2PTestResult((), controls_ok=False, control_detail=str(error) or type(error).__name__)
         after = (await self.look()).obs
         verdict = judge_test(gpus, result, before, after, self.ports.clock.now())
         verdict = verdict.model_copy(update={"simulated": bool(self.ports.simulated)})
         others = tuple(v for v in self.store.memory.verdicts if v.gpus != verdict.gpus)
         self.store.update(verdicts=(*others, verdict)[-KEEP_VERDICTS:])
+        if not verdict.controls_ok:
+            raise TransientError(f"the {verdict.summary()}")
         return verdict
 
 
@@ -41,13 +52,8 @@ def judge_test(
     outcome = worst(p.result for p in result.paths)
     if outcome == "good" and faults > 0:
         outcome = "corrupt"
-    untrusted = (
-        not isinstance(after.kernel_events, type(before.kernel_events))
-        or value_or(after.kernel_events, None) is None
-    )
-    detail = result.control_detail or (
-        "the kernel log cannot be read, so faults cannot be ruled out" if untrusted else ""
-    )
+    untrusted = _why_untrusted(before, after)
+    detail = redact(result.control_detail) or untrusted
     return P2PVerdict(
         gpus=tuple(sorted(gpus)),
         fingerprint=fingerprint(before, gpus),
@@ -59,6 +65,18 @@ def judge_test(
         faults=max(0, faults),
         tested_at=now,
     )
+
+
+def _why_untrusted(before: Observation, after: Observation) -> str:
+    """A kernel log that may hide page faults: then right data proves nothing."""
+    if (
+        not isinstance(after.kernel_events, type(before.kernel_events))
+        or value_or(after.kernel_events, None) is None
+    ):
+        return "the kernel log cannot be read, so faults cannot be ruled out"
+    if after.kernel_gaps > before.kernel_gaps:
+        return "lines of the kernel log were lost during the test, so faults cannot be ruled out"
+    return ""
 
 
 def _fault_count(obs: Observation, gpus: tuple[str, ...]) -> int:

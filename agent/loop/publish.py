@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -9,6 +10,7 @@ from typing import TYPE_CHECKING
 from agent import __version__
 from agent.core.condition import Condition
 from agent.core.plan import render_plan
+from agent.core.redact import redact
 from agent.core.report import (
     PROOF_READ_ONLY,
     PROOF_SIMULATED,
@@ -44,7 +46,10 @@ class View:
 
 @dataclass(slots=True)
 class Publisher:
-    """Writes the status file whole, by rename; readers never see half of it. Not fsynced: it lives in memory."""
+    """Writes the status file whole, by rename; readers never see half of it. Not fsynced: it lives in memory.
+
+    Status is told, not needed: a file that cannot be written is said to systemd and in the log, and fails nothing.
+    """
 
     path: Path
     clock: Clock
@@ -52,11 +57,13 @@ class Publisher:
     notify: NotifyPort
     simulated: str
     stale_after: float = 120.0
+    log: Callable[..., None] = lambda *_args, **_fields: None
     _status: Status | None = field(default=None)
     _shown: tuple[object, ...] = ()  # what the published status was made from
     _activity: str = ""
     _activity_at: float = 0.0
     _later: asyncio.TimerHandle | None = None
+    _problem: str = ""  # why the last status could not be written
 
     @property
     def doing(self) -> str:
@@ -85,7 +92,7 @@ class Publisher:
                 id=plan.id, text=render_plan(plan), actions=len(plan.actions), disruption=str(plan.disruption),
                 blocked=decision.blocked, approve=approve,
             )  # fmt: skip
-        self._write(
+        written = self._write(
             Status(
                 agent_version=__version__,
                 pid=os.getpid(),
@@ -112,7 +119,7 @@ class Publisher:
             ),
             sentence,
         )
-        self._shown = made_from
+        self._shown = made_from if written else ()
 
     def _fresh(self, made_from: tuple[object, ...]) -> bool:
         status = self._status
@@ -166,7 +173,7 @@ class Publisher:
         last = self._status.last_pass
         update: dict[str, object] = {
             "activity": "", "published_at": self.clock.now(),
-            "last_pass": last.model_copy(update={"sentence": sentence}) if last else None,
+            "last_pass": last.model_copy(update={"sentence": redact(sentence)}) if last else None,
         }  # fmt: skip
         if not trusted:
             update["ready"] = "Unknown"
@@ -174,18 +181,27 @@ class Publisher:
 
     def _pass(self, view: View, sentence: str) -> PassStatus:
         return PassStatus(
-            id=view.pass_id, trigger=view.trigger, sentence=sentence, started_at=view.started_at,
+            id=view.pass_id, trigger=view.trigger, sentence=redact(sentence), started_at=view.started_at,
             seconds=round(view.seconds, 4),
         )  # fmt: skip
 
-    def _write(self, status: Status, line: str) -> None:
+    def _write(self, status: Status, line: str) -> bool:
+        """False when the file could not be written: the next publication tries again, changed or not."""
         if self._later is not None:
             self._later.cancel()
             self._later = None
         self._status, self._shown, self._activity = status, (), status.activity
-        write_atomic(self.path, status.model_dump_json().encode(), mode=0o644, sync=False)
-        self._tell(line)
+        problem = ""
+        try:
+            write_atomic(self.path, status.model_dump_json().encode(), mode=0o644, sync=False)
+        except OSError as error:
+            problem = f"{self.path} cannot be written: {error.strerror or error}"
+        if problem != self._problem:
+            self.log("status cannot be written" if problem else "status is written again", problem=problem)
+        self._problem = problem
+        self._tell(f"{problem}; {line}" if problem else line)
+        return not problem
 
     def _tell(self, line: str) -> None:
         prefix = "SIMULATED: " if self.simulated else ""
-        self.notify.send(f"STATUS={prefix}{line}"[:400].replace("\n", " "))
+        self.notify.send(f"STATUS={prefix}{redact(line)}"[:400].replace("\n", " "))

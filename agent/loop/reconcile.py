@@ -8,15 +8,17 @@ from dataclasses import dataclass, field, replace
 from agent.core.condition import Condition, merge
 from agent.core.inputs import Inputs
 from agent.core.laws import check_plan
-from agent.core.memory import Grant, Memory
+from agent.core.memory import Memory
 from agent.core.observation import Observation
 from agent.core.plan import Disruption, Plan
+from agent.core.redact import redacted_condition, secret_names
 from agent.core.report import agent_conditions, sentence, with_generation
 from agent.core.requests import retried
 from agent.core.resolve import Resolved, resolve
+from agent.core.settle import begun, granted, settled, unused
 from agent.core.spec import GpuHost
 from agent.core.status import ready_of
-from agent.kind import Kind, plan_all, trajectory
+from agent.kind import Kind, conditions_all, plan_all, trajectory
 from agent.loop.absorb import absorb
 from agent.loop.execute import Executed, Executor, backoff
 from agent.loop.journal import Journal
@@ -73,24 +75,37 @@ class Reconciler:
 
     async def run_pass(self, trigger: str) -> PassResult:
         pass_id, started = uuid.uuid4().hex[:8], self.ports.clock.now()
-        begun = asyncio.get_running_loop().time()
+        started_at = asyncio.get_running_loop().time()
         self._take_requests()
+        self.executor.trials.edited.clear()  # an edit from here on is another pass's
         await self.specs.refresh()
         host = self.specs.host
         if host is None:
             result = PassResult(
                 sentence="No spec is in force: " + (self.specs.problems or ("none was found",))[0]
             )
+            self._drop_unused_approval(None, "")
             self._publish_without_spec(result, pass_id, trigger, started)
             return result
-        decision = self.decide(await self.look(host))
+        inputs = await self.look(host)
+        decision = self.decide(inputs)
+        self._drop_unused_approval(decision.plan, decision.blocked)
         executed = None
         if decision.plan.actions and not decision.blocked:
             executed = await self._execute(decision, pass_id, trigger)
-        result = self._result(decision, executed)
-        seconds = asyncio.get_running_loop().time() - begun
+        result = self._result(decision.plan, decision.blocked, executed, inputs.now)
+        if result.again or (executed is not None and executed.done):
+            # Status shows what is true now, not what was before it was changed.
+            decision = self.decide(await self.look(host))
+        seconds = asyncio.get_running_loop().time() - started_at
         self._publish(decision, result, View(pass_id, trigger, started, seconds))
         return result
+
+    def _drop_unused_approval(self, plan: Plan | None, blocked: str) -> None:
+        why = unused(self.store.memory, plan, blocked)
+        if why:
+            self.journal.append(self.ports.clock.now(), "note", text=why)
+            self.store.update(approved="")
 
     async def look(self, host: GpuHost | None = None) -> Inputs:
         """Observe, and let the memory learn from it."""
@@ -130,32 +145,15 @@ class Reconciler:
         if policy.mode == "observe":
             return "policy.mode is observe: the agent plans and does not act", False
         beyond = [a for a in plan.actions if a.disruption not in (Disruption.NONE, *_allowed(policy.allow))]
-        if not beyond or self._granted(plan):
+        if not beyond or granted(self.store.memory, plan, inputs.now):
             return "", False
         what = ", ".join(sorted({str(a.disruption) for a in beyond}))
         return f"plan {plan.id} needs {what}, and policy.allow does not have it", True
 
-    def _granted(self, plan: Plan) -> bool:
-        memory = self.store.memory
-        if memory.approved == plan.id:
-            return True
-        grant = memory.grant
-        return (
-            grant is not None
-            and grant.generation == plan.generation
-            and plan.disruption <= grant.disruption
-            and {t for a in plan.actions for t in a.touches} <= set(grant.touches)
-        )
-
     async def _execute(self, decision: Decision, pass_id: str, trigger: str) -> Executed:
         plan, memory = decision.plan, self.store.memory
         if memory.approved == plan.id:
-            touches = {t for a in plan.actions for t in a.touches}
-            grant = Grant(
-                plan_id=plan.id, generation=plan.generation, disruption=int(plan.disruption),
-                touches=tuple(sorted(touches)), at=decision.inputs.now,
-            )  # fmt: skip
-            self.store.update(approved="", grant=grant)
+            self.store.save(begun(memory, plan, decision.inputs.now))
         refused = await self.permit.acquire(plan.id, str(plan.disruption))
         if refused:
             return Executed(0, notes=(f"waiting for a permit: {refused}",))
@@ -185,16 +183,18 @@ class Reconciler:
             activity=self.publisher.doing,
         )  # fmt: skip
 
-    def _result(self, decision: Decision, executed: Executed | None) -> PassResult:
-        plan = decision.plan
+    def _result(self, plan: Plan, blocked: str, executed: Executed | None, looked_at: float) -> PassResult:
         failed = executed.message if executed and executed.failed else ""
         idle = _idle_sentence(plan)
         text = sentence(
-            blocked=decision.blocked, done=executed.done if executed else 0, failed=failed,
+            blocked=blocked, done=executed.done if executed else 0, failed=failed,
             notes=executed.notes if executed else (), pending=len(plan.actions), facts={"idle": idle},
         )  # fmt: skip
-        again = executed is not None and (executed.done > 0 or bool(failed))
-        carried_out = executed is not None and executed.done > 0 and not failed
+        superseded = executed is not None and executed.superseded
+        begun_on = executed is not None and executed.done + executed.passed_over > 0
+        again = begun_on or bool(failed) or superseded
+        cut_short = bool(failed) or superseded or (executed is not None and executed.passed_over > 0)
+        carried_out = executed is not None and executed.done > 0 and not cut_short
         if carried_out and self._done_before == plan.id:
             # Carried out twice, and the same drift is there again: something undoes it. Trying for ever would be a
             # loop of our own making, so it waits like a failure.
@@ -202,12 +202,11 @@ class Reconciler:
             self._hold(plan)
             again = False
         self._done_before = plan.id if carried_out else ""
-        if not plan.actions and self.store.memory.grant is not None:
-            self.store.update(grant=None)  # converged: the approval has done its work
-        now = decision.inputs.now  # what is due was done, or is not needed any more
-        waits = [t - now for t in self.store.memory.retry_after.values() if t > now]
-        retry = max(0.5, min(waits)) if waits else None
-        return PassResult(text, plan, decision.blocked, executed, again=again, retry_in=retry)
+        self.store.save(settled(self.store.memory, plan, looked_at))
+        # What was due when this pass looked was done; what came due since then is for the next one.
+        waits = [t for t in self.store.memory.retry_after.values() if t > looked_at]
+        retry = max(0.5, min(waits) - self.ports.clock.now()) if waits else None
+        return PassResult(text, plan, blocked, executed, again=again, retry_in=retry)
 
     def _hold(self, plan: Plan) -> None:
         memory, now = self.store.memory, self.ports.clock.now()
@@ -236,19 +235,16 @@ class Reconciler:
         ):
             return self._conditions
         self._conditions_of = made_from
-        found = [
-            c
-            for kind in self.kinds
-            for c in kind.conditions(decision.inputs, decision.resolved, decision.plan)
-        ]
+        blocked = [_blocked_condition(decision)] if decision.blocked else []
+        found = conditions_all(self.kinds, decision.inputs, decision.resolved, decision.plan, blocked)
         found += agent_conditions(
             accepted=self.specs.accepted, problems=self.specs.problems, generation=decision.inputs.generation,
             simulated=self.ports.simulated, acting=self.acting,
         )  # fmt: skip
-        if decision.blocked:
-            found.append(_blocked_condition(decision))
         if self.store.problem:
             found.append(_memory_condition(self.store.problem))
+        names = secret_names(decision.inputs.spec)
+        found = [redacted_condition(c, names) for c in found]
         self._conditions = merge(
             self._conditions, with_generation(found, decision.inputs.generation), decision.inputs.now
         )
@@ -257,9 +253,10 @@ class Reconciler:
     def _publish(self, decision: Decision, result: PassResult, view: View) -> None:
         conditions = self.conditions(decision)
         self.publisher.publish(decision, self.specs, conditions, result.sentence, view)
+        plan = result.plan or decision.plan
         self.log(
-            "pass", pass_id=view.pass_id, trigger=view.trigger, sentence=result.sentence, plan=decision.plan.id,
-            actions=len(decision.plan.actions), ready=ready_of(conditions), seconds=round(view.seconds, 3),
+            "pass", pass_id=view.pass_id, trigger=view.trigger, sentence=result.sentence, plan=plan.id,
+            actions=len(plan.actions), ready=ready_of(conditions), seconds=round(view.seconds, 3),
         )  # fmt: skip
 
     def _publish_without_spec(self, result: PassResult, pass_id: str, trigger: str, started: float) -> None:

@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 
 from agent.loop.reconcile import PassResult, Reconciler
+from agent.loop.store import StateError
 from agent.ports import NotifyPort
 
 STOP_PATIENCE = 90.0  # seconds that an action in hand may take to finish after SIGTERM
@@ -47,6 +48,7 @@ class Daemon:
     watch: Watch
     edited: asyncio.Event
     log: Callable[..., None]
+    watchdog: float = 0.0  # seconds without a sign of life after which systemd kills us; 0: never
     _stop: asyncio.Event = field(default_factory=asyncio.Event)
     _ready: bool = False
     _alive_at: float = 0.0  # loop time of the last sign of life, or of the beginning of the pass
@@ -103,7 +105,6 @@ class Daemon:
     async def _loop(self, stopper: "asyncio.Task[bool]") -> None:
         trigger = "start"
         while not self._stop.is_set():
-            self.edited.clear()
             result = await self._guarded(trigger, stopper)
             if self._stop.is_set():
                 return
@@ -121,11 +122,17 @@ class Daemon:
             trigger = waiter.result()
 
     def _pause(self, result: PassResult | None) -> float:
+        """Seconds until the next pass. Whatever the resync: only passes feed the watchdog and keep status fresh."""
         host = self.reconciler.specs.host
         resync = host.spec.policy.resync if host else 30.0
+        waits = [resync, self.reconciler.publisher.stale_after / 3]
+        if self.watchdog:
+            waits.append(self.watchdog / 3)
         if result is None:
-            return min(resync, FAILED_PASS_PAUSE)
-        return min(resync, result.retry_in) if result.retry_in is not None else resync
+            waits.append(FAILED_PASS_PAUSE)
+        elif result.retry_in is not None:
+            waits.append(result.retry_in)
+        return min(waits)
 
     async def _guarded(self, trigger: str, stopper: "asyncio.Task[bool]") -> PassResult | None:
         """One pass that may fail without ending the loop; None then, and no sign of life is given."""
@@ -138,6 +145,9 @@ class Daemon:
             return task.result()
         except asyncio.CancelledError:
             return None
+        except StateError as error:
+            self._without_state(error, trigger)
+            return None
         except Exception as error:
             # Whatever an adapter or a kind raised, the host goes on being watched; the watchdog is not fed for it.
             self.log("pass failed", trigger=trigger, error=repr(error), exc_info=error)
@@ -145,6 +155,18 @@ class Daemon:
                 f"The pass failed: {error!r}; this is a defect of the agent.", trusted=False
             )
             return None
+
+    def _without_state(self, error: StateError, trigger: str) -> None:
+        """The pass ended because our own files cannot be written, a full disk for instance.
+
+        The loop is well and knows why, and a restart would not help: once ready, the watchdog is fed.
+        """
+        self.log("state cannot be written", trigger=trigger, error=str(error))
+        self.reconciler.publisher.last_words(
+            f"The pass could not go on: {error}. Next: {error.next_step}.", trusted=False
+        )
+        if self._ready:
+            self.notify.send("WATCHDOG=1")
 
     async def _finish(self, task: "asyncio.Task[PassResult]") -> None:
         """Stopping: the action in hand may finish, a trial is left to be resumed."""

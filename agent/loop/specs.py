@@ -51,8 +51,9 @@ class Specs:
             self._last_text = None
             self.problems = (f"{self.path or 'spec'}: cannot be read: {error.strerror or error}",)
             return
-        self._last_text, self.problems = source.text, ()
+        self.problems = ()
         self._accept(loaded, source.text)
+        self._last_text = source.text  # accepted and kept: else the next pass tries again
 
     async def peek_changed(self) -> bool:
         """Whether the source now holds an accepted-to-be content other than the one in force."""
@@ -83,14 +84,14 @@ class Specs:
 
     def _accept(self, loaded: LoadedSpec, text: str) -> None:
         memory, before = self.store.memory, self.host
-        self.current = loaded
         adopted = adopt(memory, before, loaded)
-        if adopted is memory:
-            return
-        self.journal.append(self.now(), "generation", generation=adopted.generation, digest=loaded.digest)
-        self.store.stage_text(text)
-        self.store.save(adopted)
-        self.store.settle_staged(accepted=True)
+        if adopted is not memory:
+            self.journal.append(self.now(), "generation", generation=adopted.generation, digest=loaded.digest)
+            self.store.stage_text(text)
+            self.store.save(adopted)
+        self.current = loaded
+        if adopted is not memory:
+            self.store.settle_staged(accepted=True)
 
 
 def _digest(text: str) -> str:

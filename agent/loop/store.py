@@ -7,7 +7,28 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
+from agent.core.errors import TransientError
 from agent.core.memory import Memory
+
+
+class StateError(TransientError):
+    """The agent's own state cannot be written: neither the host's doing nor a defect, and no action is to blame."""
+
+    def __init__(self, path: Path, error: OSError) -> None:
+        super().__init__(
+            f"{path} cannot be written: {error.strerror or error}",
+            reason="StateUnusable",
+            next_step=f"free space on its file system or mend it (df -h {path.parent}); the agent goes on by itself",
+        )
+
+
+@contextlib.contextmanager
+def own_state(path: Path) -> Iterator[None]:
+    """OSError of work on our own files becomes StateError: they must not be taken for errors of the host."""
+    try:
+        yield
+    except OSError as error:
+        raise StateError(path, error) from error
 
 
 def write_all(fd: int, data: bytes) -> None:
@@ -23,14 +44,27 @@ def write_atomic(path: Path, data: bytes, *, mode: int = 0o600, sync: bool = Tru
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode)
     try:
-        write_all(fd, data)
-        if sync:
-            os.fsync(fd)
-    finally:
-        os.close(fd)
-    temporary.replace(path)
+        try:
+            write_all(fd, data)
+            if sync:
+                os.fsync(fd)
+        finally:
+            os.close(fd)
+        temporary.replace(path)
+    except OSError:
+        with contextlib.suppress(OSError):
+            temporary.unlink()
+        raise
     if sync:
         sync_directory(path.parent)
+
+
+def remove_leftovers(directory: Path) -> None:
+    """Temporary files of agents that were killed while they wrote. Only for who holds the directory's lock."""
+    for path in directory.glob(".*.*"):
+        if path.suffix[1:].isdigit():
+            with contextlib.suppress(OSError):  # in nobody's way
+                path.unlink()
 
 
 def sync_directory(path: Path) -> None:
@@ -82,8 +116,9 @@ class Store:
         if memory == self._memory:
             return
         path = self.directory / "memory.json"
-        self._keep_old(path)
-        write_atomic(path, memory.model_dump_json().encode())
+        with own_state(path):
+            self._keep_old(path)
+            write_atomic(path, memory.model_dump_json().encode())
         self._memory = memory
 
     def _keep_old(self, path: Path) -> None:
@@ -104,7 +139,9 @@ class Store:
 
     def stage_text(self, text: str) -> None:
         """Write the spec that is about to be accepted; it is in force once the memory has its digest."""
-        write_atomic(self.directory / "spec.staged.yaml", text.encode())
+        path = self.directory / "spec.staged.yaml"
+        with own_state(path):
+            write_atomic(path, text.encode())
 
     def staged_text(self) -> str | None:
         path = self.directory / "spec.staged.yaml"
@@ -113,11 +150,12 @@ class Store:
     def settle_staged(self, *, accepted: bool) -> None:
         """End an acceptance: the staged spec becomes the accepted one, or is dropped."""
         staged = self.directory / "spec.staged.yaml"
-        if accepted:
-            staged.replace(self.directory / "spec.accepted.yaml")
-        else:
-            staged.unlink()
-        sync_directory(self.directory)
+        with own_state(staged):
+            if accepted:
+                staged.replace(self.directory / "spec.accepted.yaml")
+            else:
+                staged.unlink()
+            sync_directory(self.directory)
 
     @property
     def requests(self) -> Path:
@@ -131,12 +169,15 @@ class Store:
 
         A kill in between leaves it, and it is taken again: what it asks for is the same twice.
         """
-        files = [p for p in self.requests.iterdir() if p.is_file()]
-        for path in sorted(files, key=lambda p: p.stat().st_mtime_ns):
+        with own_state(self.directory / "requests"):
+            files = [p for p in self.requests.iterdir() if p.is_file()]
+            files.sort(key=lambda p: p.stat().st_mtime_ns)
+        for path in files:
             verb, _, argument = path.name.partition("=")
             if argument:
                 yield verb, argument
-            path.unlink(missing_ok=True)
+            with own_state(path):
+                path.unlink(missing_ok=True)
 
 
 def leave_request(directory: Path, verb: str, argument: str) -> None:

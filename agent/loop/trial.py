@@ -12,9 +12,13 @@ from agent.core.fact import say
 from agent.core.gate import add_result, baseline_for, certain_failure, judge
 from agent.core.inputs import Inputs
 from agent.core.memory import Memory, Outcome, Phase, PhaseNote, Promoted, Rejected, TrialRecord
-from agent.core.render import served_name
-from agent.core.resolve import ResolvedService, last_good, resolve, trial_key
-from agent.core.revision import Revision
+from agent.core.obstacles import unasked
+from agent.core.p2p_decision import decide
+from agent.core.placing import placed
+from agent.core.redact import redact
+from agent.core.render import without_p2p
+from agent.core.resolve import ResolvedService, last_good, p2p_allowed, resolve, trial_key
+from agent.core.revision import Revision, option
 from agent.core.spec import Service
 from agent.core.trial import (
     PROVE_PHASES,
@@ -54,33 +58,45 @@ class Trials:
         if service.effective is None:
             raise TransientError(f"{name}: {service.reason}", reason="NotRenderable")
         try:
-            await self.lifecycle.preflight(name, service.service, service.effective, inputs)
+            at = placed(service.service, service.effective)
+            await self.lifecycle.preflight(name, at, service.effective, inputs)
         except PhaseFailedError as error:
-            raise TransientError(str(error), reason=error.reason) from error
+            said = redact(str(error), service.service.secrets)
+            raise TransientError(said, reason=error.reason) from error
 
     async def stop(self, name: str) -> None:
-        """Drain, stop, assert stopped: the plan's stop action."""
+        """Drain, stop, assert stopped: the plan's stop action.
+
+        Raises SupersededError when the spec is edited before the stop: users need not lose it for an old plan.
+        """
         inputs = await self.look()
         service = resolve(inputs).services[name]
-        gate, steps = service.service.gate, self.lifecycle
+        gate, steps, running = service.service.gate, self.lifecycle, service.found
         try:
             with contextlib.suppress(TimeoutError):  # drained or not, it is stopped now
-                await self._step(
-                    name, "drain", gate.drain_timeout + 10.0, steps.drain(service.service, gate.drain_timeout)
-                )
-            stop = steps.stop(service.service, gate.stop_timeout)
+                drain = steps.drain(running, gate.drain_timeout)
+                await self._step(name, "drain", gate.drain_timeout + 10.0, drain, self.edited)
+            if self.edited.is_set():
+                raise SupersededError
+            stop = steps.stop(running, gate.stop_timeout)
             await self._step(name, "stop", gate.stop_timeout + KILL_GRACE, stop)
-            await self._step(
-                name, "assert-stopped", 60.0, steps.assert_stopped(service.service, service.gpus)
-            )
+            await self._step(name, "assert-stopped", 60.0, steps.assert_stopped(running, service.gpus))
         except PhaseFailedError as error:
-            raise TransientError(f"{name}: {error}", reason=error.reason) from error
+            said = redact(str(error), service.service.secrets)
+            raise TransientError(f"{name}: {said}", reason=error.reason) from error
 
-    async def _step(self, name: str, phase: Phase, limit: float, work: Coroutine[Any, Any, None]) -> None:
-        """A phase outside a trial: an edit of the spec does not end it, its deadline does."""
+    async def _step(
+        self,
+        name: str,
+        phase: Phase,
+        limit: float,
+        work: Coroutine[Any, Any, None],
+        unless: asyncio.Event | None = None,
+    ) -> None:
+        """A phase outside a trial: its deadline ends it, and an edit of the spec only where ``unless`` says so."""
         self.progress(f"{name}: {phase}")
         try:
-            await within(limit, work, self.lifecycle.ports.clock, lambda: self.progress(""))
+            await within(limit, work, self.lifecycle.ports.clock, lambda: self.progress(""), unless)
         except TimeoutError as error:
             raise TimeoutError(f"{name}: {phase} was not done within {limit:g} s") from error
 
@@ -100,6 +116,8 @@ class _Trial:
     resolved: ResolvedService
     notes: list[PhaseNote] = field(default_factory=list)
     attempt: int = 1
+    started: Revision | None = None  # what this trial started last, or found running
+    again: bool = False  # nobody asked for its first start
     benchmark: BenchmarkResult | None = None
     started_at: float = 0.0
     failure: tuple[str, str] = ("", "")
@@ -121,12 +139,14 @@ class _Trial:
         revision = self.resolved.effective
         if revision is None or self._refused():
             return self._refuse()
+        self.again = self.resolved.fallback or unasked(self.name, revision, self.trials.store.memory)
+        self.started = revision if mode == "prove" else None
         self._remember(revision, "assert-stopped" if mode == "trial" else "ready")
         phases = TRIAL_PHASES if mode == "trial" else PROVE_PHASES
         step = await self._walk(phases, revision)
         while step.kind == "again":
             self.attempt += 1
-            await self._stop_quietly()
+            await self._stop_quietly(revision)
             step = await self._walk(TRIAL_PHASES, revision)
         return await self._end(step, revision)
 
@@ -147,6 +167,8 @@ class _Trial:
         step = Step("phase", phases[0])
         while step.kind == "phase" and step.phase is not None:
             result = await self._phase(step.phase, revision)
+            if result != "ok":
+                self.inputs = await self.trials.look()  # what may be started now, not when the trial began
             good = last_good(self.name, self.inputs, besides=revision)
             state = TrialState(
                 phases, step.phase, self.attempt, good is not None, self.service.gate.on_failure
@@ -178,15 +200,18 @@ class _Trial:
         except TimeoutError:
             result, detail = "timeout", f"not done within {limit:g} s"
             self.failure = (f"{phase.title().replace('-', '')}Timeout", f"{phase} was {detail}")
+        except _NotAllowedError as error:
+            result, detail = "superseded", str(error)
+            self.failure = ("P2PNotProved", str(error))
         except _InconclusiveError as error:
             result, detail = "inconclusive", str(error)
             self.failure = ("Inconclusive", str(error))
         except PhaseFailedError as error:
-            result, detail = "failed", str(error)
-            self.failure = (error.reason, str(error))
+            result, detail = "failed", redact(str(error), self.service.secrets)
+            self.failure = (error.reason, detail)
         except OSError as error:
-            result, detail = "failed", str(error)
-            self.failure = ("HostError", f"{phase}: {error}")
+            result, detail = "failed", redact(str(error), self.service.secrets)
+            self.failure = ("HostError", f"{phase}: {detail}")
         self.notes.append(
             PhaseNote(
                 phase=label + phase, result=result, detail=detail, seconds=round(clock.monotonic() - begun, 2)
@@ -202,16 +227,21 @@ class _Trial:
         self.trials.progress("")
 
     async def _do(self, phase: Phase, revision: Revision) -> str | None:
-        steps, service = self.trials.lifecycle, self.service
+        steps, service = self.trials.lifecycle, placed(self.service, revision)
         match phase:
             case "stop":
-                await steps.stop(service, service.gate.stop_timeout)
+                await steps.stop(placed(self.service, self.started or revision), service.gate.stop_timeout)
             case "assert-stopped":
+                started = placed(self.service, self.started or revision)
+                if self.started is not None and started != service:
+                    await steps.assert_stopped(started, self.started.gpus)
                 await steps.assert_stopped(service, revision.gpus)
             case "render":
                 await steps.render(self.name, service, revision)
             case "start":
+                await self._assert_allowed(revision)
                 self._count_start(revision)
+                self.started = revision
                 await steps.start(service)
             case "ready":
                 await steps.ready(service)
@@ -227,22 +257,34 @@ class _Trial:
                 raise PhaseFailedError("UnknownPhase", phase)
         return None
 
+    async def _assert_allowed(self, revision: Revision) -> None:
+        """Law 4 at the last moment: a page fault since the plan was made takes the verdict away."""
+        self.inputs = await self.trials.look()
+        if not p2p_allowed(revision, self.inputs):
+            why = decide(self.service, revision.gpus, self.inputs).reason
+            raise _NotAllowedError(f"it must not start with P2P any more: {why}")
+
     def _count_start(self, revision: Revision) -> None:
-        """Starts that no spec edit asked for count against the remediation budget."""
-        if self._is_remediation(revision) or self.attempt > 1 or revision != self.resolved.effective:
+        """Starts that nobody asked for count against the remediation budget."""
+        effective = self.resolved.effective
+        restored = effective is None or revision.id != effective.id
+        if self.again or self.attempt > 1 or restored:
             starts = (*self.trials.store.memory.starts, self.now)[-100:]
             self.trials.store.update(starts=starts)
 
-    def _is_remediation(self, revision: Revision) -> bool:
-        memory = self.trials.store.memory
-        known = (memory.promoted.get(self.name), memory.previous.get(self.name))
-        return revision.id in {p.revision.id for p in known if p is not None}
+    def _is_last_good(self, revision: Revision) -> bool:
+        """There is nothing better than it: also when it is the promoted one, which had to give up P2P."""
+        promoted = self.trials.store.memory.promoted.get(self.name)
+        if promoted is None or self.resolved.fallback or promoted.revision.id == revision.id:
+            return promoted is not None
+        same = without_p2p(promoted.revision).id == revision.id
+        return same and last_good(self.name, self.inputs, besides=revision) is None
 
     async def _measure(self, revision: Revision) -> None:
         gate, clock = self.service.gate, self.trials.lifecycle.ports.clock
         key, begun = self._key(revision), clock.monotonic()
         baseline = baseline_for(self.trials.store.memory.baselines, key)
-        target = self.trials.lifecycle.target(self.service)
+        target = self.trials.lifecycle.ports.targets(revision.target)
         levels: list[LevelResult] = []
         for concurrency in gate.benchmark.concurrency:
             label = f"{self.name}: benchmark C={concurrency}"
@@ -251,7 +293,7 @@ class _Trial:
                 self.trials.progress(f"{label} {done}/{total}")
 
             level = await self.trials.lifecycle.ports.inference.benchmark_level(
-                target.endpoint(revision.port), served_name(self.service), gate.benchmark, concurrency, report
+                target.endpoint(revision.port), revision.served_name, gate.benchmark, concurrency, report
             )
             levels.append(level)
             self.trials.progress(f"{label} {level.throughput:,.1f} tok/s")
@@ -268,7 +310,7 @@ class _Trial:
         bench = self.service.gate.benchmark
         return BenchmarkKey(
             formula=FORMULA,
-            model=str(self.service.args.get("model-path", "")),
+            model=option(revision.argv, "model-path"),
             runtime=f"{self.service.runtime} {say(facts.sglang_version) if facts else 'unknown'}",
             driver=say(self.inputs.obs.platform.nvidia_driver),
             gpus=revision.gpus,
@@ -298,7 +340,7 @@ class _Trial:
             if self.failure[0] == "GpuWedged":
                 raise TerminalError(f"{self.name}: {self.failure[1]}", reason="GpuWedged")
             raise TransientError(f"{self.name}: {record.message}", reason=record.reason)
-        if self._is_remediation(revision):
+        if self._is_last_good(revision):
             return await self._last_good_failed(revision)
         if self.failure[0] == "TargetLostGpus":
             # No revision could start there, so none is to blame. Preflight says what to do, and waits for it.
@@ -306,7 +348,7 @@ class _Trial:
             raise TransientError(f"{self.name}: {record.message}", reason=record.reason)
         self._reject(revision)
         if step.kind == "stop":
-            await self._stop_quietly()
+            await self._stop_quietly(revision)
             return self._finish(revision, "held")
         return await self._restore(revision)
 
@@ -314,7 +356,7 @@ class _Trial:
         """The last good revision itself did not pass: slower is reported and stays up; dead is tried again later."""
         if self.notes[-1].phase in {"benchmark", "judge"}:
             return self._finish(revision, "degraded")
-        await self._stop_quietly()
+        await self._stop_quietly(revision)
         record = self._finish(revision, "failed")
         raise TransientError(f"{self.name}: {record.message}", reason=record.reason)
 
@@ -348,7 +390,7 @@ class _Trial:
         cause = self.failure
         good = last_good(self.name, self.inputs, besides=failed)
         if good is None:
-            await self._stop_quietly()
+            await self._stop_quietly(failed)
             return self._finish(failed, "held")
         for phase in RESTORE_PHASES:
             result = await self._phase(phase, good.revision, label="rollback: ")
@@ -364,17 +406,16 @@ class _Trial:
             )  # it may run by now, and nothing has proved that start
         message = f"{cause[1]}; and the last good revision did not come back: {self.failure[1]}"
         self.failure = ("RollbackFailed", message)
-        await self._stop_quietly()
+        await self._stop_quietly(good.revision)
         self._finish(failed, "failed")
         raise TransientError(f"{self.name}: {message}", reason="RollbackFailed")
 
-    async def _stop_quietly(self) -> None:
+    async def _stop_quietly(self, revision: Revision) -> None:
         """Stop what must not go on running; what stands in the way of that is found by the next pass."""
         steps, allowed = self.trials.lifecycle, self.service.gate.stop_timeout
+        stop = steps.stop(placed(self.service, self.started or revision), allowed)
         with contextlib.suppress(PhaseFailedError, OSError):
-            await within(
-                allowed + KILL_GRACE, steps.stop(self.service, allowed), steps.ports.clock, self._alive
-            )
+            await within(allowed + KILL_GRACE, stop, steps.ports.clock, self._alive)
 
     def _remember(self, revision: Revision, phase: Phase) -> None:
         record = self._record(revision).model_copy(update={"phase": phase})
@@ -403,6 +444,10 @@ class _Trial:
 
     def _save(self, record: TrialRecord) -> Memory:
         return self.trials.store.update(trials={**self.trials.store.memory.trials, self.name: record})
+
+
+class _NotAllowedError(Exception):
+    """The revision must not be started any more, and that is not its fault."""
 
 
 class _InconclusiveError(Exception):

@@ -1,6 +1,7 @@
 """The daemon: what triggers it, what it tells systemd, and that nothing ends it but a person."""
 
 import asyncio
+import errno
 import json
 import os
 import signal
@@ -10,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from agent.loop.run import Triggers
 from tests.cases.daemons import daemon
 from tests.cases.operating import TARGET, UNIT, journal, phases, qwen, recipe, rig, service, starts, unit
 from tests.rig import REPOSITORY, SCENARIOS, Rig
@@ -251,6 +253,103 @@ async def test_S14_a_running_host_is_not_called_ready_after_a_failed_pass(
         running.kick()
         await running.until(lambda: running.agent.status().ready == "True")
         assert running.told.count("WATCHDOG=1") == fed + 1
+
+
+async def test_a_status_file_that_cannot_be_written_ends_neither_the_trial_nor_the_daemon(
+    tmp_path: Path,
+) -> None:
+    async with daemon(tmp_path, spec=recipe(**qwen(gate=LONG))) as running:
+        await running.until(lambda: measuring(running.agent))
+        path = running.agent.agent.paths.status
+        path.unlink()
+        path.mkdir()
+        await running.until(lambda: "qwen" in running.agent.memory.promoted)
+        await running.until_pass("Converged: nothing to do.")
+        assert any("status.json cannot be written" in m for m in running.told.messages)
+        path.rmdir()
+        running.kick()
+        await running.until(lambda: running.reason() == "Promoted")
+
+
+async def test_a_full_disk_is_said_with_path_and_next_step_and_the_daemon_goes_on_when_there_is_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("agent.loop.run.FAILED_PASS_PAUSE", 0.1)
+    async with daemon(tmp_path) as running:
+        agent = running.agent
+        await running.until_pass("Converged: nothing to do.")
+        fed, full = running.told.count("WATCHDOG=1"), FullDisk(monkeypatch)
+        save(agent.spec, recipe(**qwen(args=CANDIDATE)))
+        await running.until(lambda: any(line.startswith("state cannot be written") for line in running.log))
+        last_pass = agent.status().last_pass
+        assert last_pass is not None
+        assert "journal.jsonl cannot be written: No space left on device" in last_pass.sentence
+        assert "df -h" in last_pass.sentence
+        assert "defect" not in "".join(running.told.messages)
+        assert agent.status().ready == "Unknown"
+        await running.until(lambda: running.told.count("WATCHDOG=1") > fed)
+        full.over()
+        await running.until(lambda: agent.memory.promoted["qwen"].generation == 2)
+        assert "--max-running-requests" in agent.memory.promoted["qwen"].revision.argv
+
+
+class FullDisk:
+    """No file of the agent's that must last can be written."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._full = True
+        real = os.fsync
+
+        def fsync(fd: int) -> None:
+            if self._full:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            real(fd)
+
+        monkeypatch.setattr("agent.loop.journal.os.fsync", fsync)
+
+    def over(self) -> None:
+        self._full = False
+
+
+@pytest.mark.parametrize("watchdog", [0.0, 45.0])
+async def test_a_long_resync_lets_neither_the_watchdog_bite_nor_status_grow_stale(
+    tmp_path: Path, watchdog: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[float] = []
+
+    async def wait(_triggers: Triggers, seconds: float) -> str:
+        asked.append(seconds)
+        await asyncio.sleep(0.05)
+        return "resync"
+
+    monkeypatch.setattr(Triggers, "wait", wait)
+    async with daemon(tmp_path, spec=recipe(policy={"resync": "10m"})) as running:
+        running.daemon.watchdog = watchdog
+        await running.until(lambda: len(asked) > 1)
+        fed = running.told.count("WATCHDOG=1")
+        await running.until(lambda: running.told.count("WATCHDOG=1") > fed)
+        stale_after = running.agent.status().stale_after
+    longest = min(stale_after, watchdog or stale_after) / 3
+    assert asked[-1] == longest
+
+
+async def test_B1_an_unbind_that_hangs_is_waited_for_with_signs_of_life_until_it_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("agent.loop.deadline.PULSE", 0.02)
+    monkeypatch.setattr("agent.loop.run.ALIVE_EVERY", 0.02)
+    async with daemon(tmp_path, scenario=SCENARIOS / "B1.yaml") as running:
+        agent, told = running.agent, running.told
+        await running.until(lambda: _has_intent(agent, "0000:81:00.0"))
+        fed = told.count("WATCHDOG=1")
+        await running.until(lambda: told.count("WATCHDOG=1") > fed + 1 or agent.memory.quarantine)
+        assert not agent.memory.quarantine, "no sign of life came before the unbind was given up"
+        await running.until(lambda: agent.memory.quarantine)
+        assert agent.memory.quarantine["0000:81:00.0"].reason == "RebootRequired"
+
+
+def _has_intent(agent: Rig, address: str) -> bool:
+    return any(r["event"] == "intent" and r["action"].endswith(f"/bind/{address}") for r in journal(agent))
 
 
 def command(root: Path, *words: str, factor: float = 50.0) -> list[str]:

@@ -118,7 +118,8 @@ async def test_S8_a_rollback_that_cannot_stop_the_candidate_says_both_and_goes_o
 
 async def test_S8_a_stop_job_that_hangs_passes_its_deadline_and_is_tried_again(tmp_path: Path) -> None:
     scenario = "faults: [{on: target.stop_unit, times: 1, block: true}]"
-    async with rig(tmp_path, scenario=scenario) as agent:
+    spec = recipe(gpus={"inference": {"settings": None}})  # or they would be set meanwhile
+    async with rig(tmp_path, spec=spec, scenario=scenario) as agent:
         await agent.converge()
         assert starts(agent) == 0
         assert "stop was not done within" in agent.condition("ServiceReady/qwen").message

@@ -106,6 +106,22 @@ async def test_S9_an_edit_of_the_spec_is_no_remediation_and_costs_no_budget(tmp_
         assert "--max-running-requests" in unit(agent).argv
 
 
+async def test_S9_an_edit_back_to_what_was_promoted_before_costs_no_budget_either(tmp_path: Path) -> None:
+    async with rig(tmp_path) as agent:
+        await dies_until_the_budget_is_used(agent)
+        used = agent.memory.starts
+        for args in ({"max-running-requests": 64}, {"max-running-requests": None}) * 2:
+            counted = starts(agent)
+            agent.write_spec(recipe(**qwen(args=args)))
+            await agent.converge()
+            assert agent.condition("ServiceReady/qwen").reason == "Promoted"
+            assert starts(agent) == counted + 1
+        assert agent.memory.starts == used
+        service_dies(agent)
+        await agent.converge()
+        assert_out_of_budget(agent)
+
+
 async def test_S10_a_degraded_service_stays_up_and_is_not_called_healthy_after_a_restart_of_the_agent(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -7,7 +7,7 @@ import pytest
 from agent.core.fact import Absent, Known, Unknown
 from agent.core.inputs import Inputs
 from agent.core.laws import check_plan, proposes_untranslated
-from agent.core.memory import Quarantine, Rejected
+from agent.core.memory import Quarantine, Rejected, Unbinding
 from agent.core.observation import Holder, KernelEvent
 from agent.core.plan import Action, Disruption, Drift, Plan, Refusal, Stage, make_plan
 from agent.core.resolve import trial_key
@@ -154,6 +154,21 @@ def test_law_2_a_quarantined_device_is_left_alone_until_another_boot() -> None:
     assert 2 in broken(idle_host(lost("")), bind(*CARD))
     assert 2 in broken(idle_host(lost("another"), build.platform(boot_id=Unknown("unreadable"))), bind(*CARD))
     assert broken(idle_host(lost("another")), bind(*CARD)) == set()
+
+
+def test_law_2_an_unbind_that_nothing_proves_to_have_returned_is_not_written_again() -> None:
+    entry = Unbinding(boot_id=BOOT, at=NOW)
+    assert 2 in broken(idle_host(build.with_memory(unbinding={audio_of(GPU): entry})), bind(*CARD))
+    before = entry.model_copy(update={"boot_id": "another"})
+    assert broken(idle_host(build.with_memory(unbinding={GPU: before})), bind(*CARD)) == set()
+
+
+def test_law_10_what_others_wrote_is_redacted_in_the_planners_own_plans_and_does_not_block_them() -> None:
+    failed = {"service/trial/qwen": f"401 for token hf_{'a1' * 12}; HF_TOKEN=abcdefgh is wrong"}
+    inputs = type_host(SECRET, build.with_memory(terminal=failed))
+    plan = plan_all(ALL, inputs)
+    assert any("(not shown)" in r.message for r in plan.refusals)
+    assert check_plan(plan, inputs, trajectory(ALL, plan, inputs)) == []
 
 
 def test_law_2_nothing_else_is_written_to_it_either() -> None:

@@ -8,9 +8,10 @@ from hypothesis import strategies as st
 
 from agent.core.errors import TerminalError
 from agent.core.p2p_decision import P2PDecision
-from agent.core.render import DROP_IN, quote, render
+from agent.core.render import DROP_IN, quote, render, without_p2p
 from agent.core.revision import Revision
 from agent.core.spec import Service
+from agent.sim.merge import merge
 from tests.core.build import FIRST, SERVICE, UNIT, uuid_of
 
 OFF = P2PDecision(on=False, source="verdict", reason="12 of 12 ordered pairs corrupt")
@@ -177,3 +178,17 @@ def test_S13_a_secret_is_a_path_in_the_revision_and_nothing_in_the_unit_file() -
     assert "EnvironmentFile=/run/gpu-host-agent/secrets/qwen.env" in text.splitlines()
     assert revision.secrets == {"HF_TOKEN": "/etc/gpu-host-agent/secrets/hf_token"}
     assert "HF_TOKEN" not in revision.env
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{}, {"args": {"disable-custom-all-reduce": False}}, {"nccl": {"NCCL_P2P_DISABLE": "0"}}, {"secrets": {"HF_TOKEN": "/etc/hf"}}],
+)  # fmt: skip
+def test_law_4_a_revision_without_p2p_is_what_the_spec_would_have_rendered_with_p2p_off(
+    changes: dict[str, object],
+) -> None:
+    service = Service.model_validate(merge(SERVICE, changes))
+    uuids = tuple(uuid_of(gpu) for gpu in FIRST)
+    on, off = (render("qwen", service, FIRST, uuids, decision) for decision in (ON, OFF))
+    assert without_p2p(on).id == off.id
+    assert without_p2p(off) is off

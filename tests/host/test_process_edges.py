@@ -13,7 +13,7 @@ import pytest
 from agent.core.errors import TerminalError
 from agent.host.command import run_command
 from agent.host.lockfile import InstanceLock
-from agent.host.notify import SystemdNotify
+from agent.host.notify import SystemdNotify, watchdog_seconds
 from agent.host.scan import MAX_ABANDONED, Scan
 
 HOLD = "import fcntl, os, sys; f = open(sys.argv[1], 'w'); fcntl.flock(f, fcntl.LOCK_EX); f.write(f'{os.getpid()}\\n'); f.flush(); print('held', flush=True); sys.stdin.read()"
@@ -51,6 +51,26 @@ def test_states_reach_the_notify_socket_as_utf8(tmp_path: Path, monkeypatch: pyt
         assert manager.recv(100) == b"READY=1"
         assert manager.recv(100).decode() == "STATUS=8 GPUs · all good"
         notify.close()
+
+
+@pytest.mark.parametrize(
+    ("environment", "seconds"),
+    [
+        ({}, 0.0),
+        ({"WATCHDOG_USEC": "180000000"}, 180.0),
+        ({"WATCHDOG_USEC": "180000000", "WATCHDOG_PID": str(os.getpid())}, 180.0),
+        ({"WATCHDOG_USEC": "180000000", "WATCHDOG_PID": "1"}, 0.0),
+        ({"WATCHDOG_USEC": "soon"}, 0.0),
+    ],
+)
+def test_how_long_systemd_waits_for_a_sign_of_life(
+    environment: dict[str, str], seconds: float, monkeypatch: pytest.MonkeyPatch
+):
+    for name in ("WATCHDOG_USEC", "WATCHDOG_PID"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    assert watchdog_seconds() == seconds
 
 
 def test_without_a_notify_socket_nothing_happens(monkeypatch: pytest.MonkeyPatch):

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from agent.core.fact import Absent, Fact, Known, Unknown
 from agent.core.kernel_log import fold
-from agent.core.memory import Memory
+from agent.core.memory import Memory, Quarantine, Unbinding
 from agent.core.observation import Gpu, KernelEvent, Nvml, Observation, Pci, PciFunction, Platform
 from agent.loop.absorb import absorb
 
@@ -117,3 +117,30 @@ def test_another_boot_ends_a_quarantine() -> None:
 def test_an_unknown_boot_ends_no_quarantine() -> None:
     memory = absorb(Memory(), replace(seen(card()), kernel_events=Known((lost(),))), 5.0)
     assert absorb(memory, seen(card(), boot=Unknown("not readable")), 6.0).quarantine == memory.quarantine
+
+
+UNBINDING = Unbinding(boot_id="boot-1", at=1.0)
+
+
+def asked(**states: Fact[str]) -> Observation:
+    return replace(seen(card()), unbinds={ADDRESS: states["state"]})
+
+
+def test_what_was_quarantined_while_the_boot_was_unknown_is_kept_for_this_boot() -> None:
+    entry = Quarantine(address=ADDRESS, reason="RebootRequired", message="stuck", boot_id="", at=1.0)
+    memory = absorb(Memory(quarantine={ADDRESS: entry}), seen(card()), 5.0)
+    assert memory.quarantine[ADDRESS].boot_id == "boot-1"
+    assert absorb(memory, seen(card(), boot=Known("boot-2")), 6.0).quarantine == {}
+
+
+def test_law_2_an_unbind_left_open_is_closed_only_by_proof_or_another_boot() -> None:
+    memory = Memory(unbinding={ADDRESS: UNBINDING})
+    for state in ("none", "done", "failed: EBUSY"):
+        assert absorb(memory, asked(state=Known(state)), 5.0).unbinding == {}
+    assert absorb(memory, seen(card(), boot=Known("boot-2")), 5.0).unbinding == {}
+    for proof in (asked(state=Known("running")), asked(state=Unknown("EIO")), seen(card())):
+        assert absorb(memory, proof, 5.0).unbinding == memory.unbinding
+    pending = replace(asked(state=Known("none")), pci=Known(Pci({ADDRESS: card()}, {}, (ADDRESS,))))
+    assert absorb(memory, pending, 5.0).unbinding == memory.unbinding
+    blind = replace(asked(state=Known("none")), pci=Unknown("EIO"))
+    assert absorb(memory, blind, 5.0).unbinding == memory.unbinding

@@ -18,6 +18,7 @@ from agent.kinds.rebind import UnbindStuckError
 from agent.loop.execute import BACKOFF_FIRST, BACKOFF_MOST, Executor, backoff
 from agent.loop.journal import read
 from agent.ports import Ports
+from tests.core import build
 from tests.rig import Rig, rig
 
 OBS = Observation(platform=Platform(boot_id=Known("this-boot")))
@@ -115,6 +116,19 @@ async def test_the_first_failure_ends_the_plan(bench: Bench) -> None:
     assert result.failed is not None
     assert result.failed.target == "b"
     assert bench.records()[-1] == ("outcome", "steps/set/b", "failed")
+
+
+@pytest.mark.parametrize(
+    "error", [TransientError("b is busy"), TerminalError("b cannot"), OSError("b broke")]
+)
+async def test_what_later_actions_do_without_fails_alone(bench: Bench, error: Exception) -> None:
+    bench.steps.script["b"] = failing(error)
+    plan = plan_of(revertible("a", Stage.STOP), step("b", optional=True), step("c"))
+    result = await bench.executor.execute(plan, OBS, "pass")
+    assert bench.steps.done == ["set a", "set c"]
+    assert (result.done, result.failed, result.passed_over) == (2, None, 1)
+    assert result.notes == (f"set b: {error}",)
+    assert "steps/set/b" in {**bench.agent.memory.failures, **bench.agent.memory.terminal}
 
 
 @pytest.mark.parametrize(
@@ -237,3 +251,23 @@ async def test_a_unit_is_remembered_before_it_is_stopped_and_forgotten_once_it_i
     assert "x.service" in bench.agent.memory.stopped_units
     await bench.executor.execute(plan_of(step("x.service", verb="restore-unit")), OBS, "pass")
     assert bench.agent.memory.stopped_units == {}
+
+
+async def test_an_edit_of_the_spec_ends_the_old_plan_after_the_action_in_hand(bench: Bench) -> None:
+    bench.steps.script["b"] = bench.executor.trials.edited.set
+    plan = plan_of(revertible("a", Stage.RELEASE), step("b"), step("c"))
+    result = await bench.executor.execute(plan, OBS, "pass")
+    assert bench.steps.done == ["set a", "set b", "put-back a"]
+    assert result.superseded
+    assert result.failed is None
+    assert result.notes == ("the spec was edited: 1 of 3 actions of the old plan are not done",)
+    assert bench.agent.memory.failures == {}
+
+
+async def test_law_3_an_edit_of_the_spec_does_not_part_the_cards_of_one_iommu_group(bench: Bench) -> None:
+    host = build.made(build.type_host(), build.in_group(99, *build.GPUS[:2]))
+    bench.steps.script[build.GPUS[0]] = bench.executor.trials.edited.set
+    plan = plan_of(*(step(gpu, Stage.BIND) for gpu in build.GPUS[:3]))
+    result = await bench.executor.execute(plan, host.obs, "pass")
+    assert bench.steps.done == [f"set {gpu}" for gpu in build.GPUS[:2]]
+    assert result.superseded

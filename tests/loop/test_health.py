@@ -8,6 +8,7 @@ import pytest
 
 from agent.core.bench import LevelResult
 from agent.core.fact import Absent, Fact, Known, Unknown
+from agent.core.observation import Silence
 from agent.core.spec import BenchmarkSpec, Service
 from agent.core.spec_load import load
 from agent.loop.health import INTERVAL, HealthProbe
@@ -136,6 +137,37 @@ async def test_a_changed_answer_asks_for_a_pass_and_an_unchanged_one_does_not(pr
     await probed.settle()
     assert probed.changes == ["changed"]
     assert isinstance(await probed.of(), Unknown)
+
+
+async def test_probes_without_an_answer_are_counted_and_timed_until_one_is_answered(probed: Probed) -> None:
+    await probed.of()
+    assert probed.probe.silence("qwen") is None
+    probed.server.answer = TimeoutError()
+    for probes in range(1, 5):
+        probed.clock.go_on(INTERVAL)
+        await probed.of()
+        await probed.settle()
+        assert probed.probe.silence("qwen") == Silence(probes, (probes - 1) * INTERVAL, answered=True)
+    probed.server.answer = 1
+    probed.clock.go_on(INTERVAL)
+    await probed.of()
+    await probed.settle()
+    assert probed.probe.silence("qwen") is None
+
+
+async def test_a_service_that_never_answered_may_still_be_loading_and_that_is_said(probed: Probed) -> None:
+    probed.server.answer = ConnectionRefusedError()
+    await probed.of()
+    assert probed.probe.silence("qwen") == Silence(1, 0.0, answered=False)
+    probed.probe.forget("qwen")
+    assert probed.probe.silence("qwen") is None
+
+
+async def test_while_a_plan_is_carried_out_no_silence_is_held_against_a_service(probed: Probed) -> None:
+    probed.server.answer = TimeoutError()
+    await probed.of()
+    probed.probe.paused = True
+    assert probed.probe.silence("qwen") is None
 
 
 async def test_a_service_that_stopped_is_asked_anew_when_it_runs_again(probed: Probed) -> None:

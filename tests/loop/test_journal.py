@@ -11,6 +11,7 @@ import pytest
 
 from agent.loop import journal as module
 from agent.loop.journal import Journal, read
+from agent.loop.store import StateError
 from tests.forked import fork, wait
 
 
@@ -93,6 +94,43 @@ def test_past_its_bound_it_goes_on_in_a_new_file_and_one_old_one_is_kept(
     journal.close()
 
 
+def test_a_journal_that_could_not_be_renewed_goes_on_when_it_can_be(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "MAX_BYTES", 100)
+    path, older = tmp_path / "journal.jsonl", tmp_path / "journal.jsonl.1"
+    journal = Journal(path)
+    journal.append(1.0, "first", text="x" * 100)
+    older.mkdir()
+    for _ in range(2):
+        with pytest.raises(StateError, match=r"journal\.jsonl cannot be written"):
+            journal.append(2.0, "second")
+    older.rmdir()
+    journal.append(3.0, "third")
+    journal.close()
+    assert (events(older), events(path)) == (["first"], ["third"])
+
+
+def test_a_journal_whose_new_file_could_not_be_opened_goes_on_when_it_can_be(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "MAX_BYTES", 100)
+    path = tmp_path / "journal.jsonl"
+
+    def work() -> None:
+        journal = Journal(path)
+        journal.append(1.0, "first", text="x" * 100)
+        usual = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (0, usual[1]))
+        with pytest.raises(StateError, match="Too many open files"):
+            journal.append(2.0, "second")
+        resource.setrlimit(resource.RLIMIT_NOFILE, usual)
+        journal.append(3.0, "third")
+
+    assert wait(fork(work, tmp_path / "notes"), tmp_path / "notes") == 0
+    assert (events(tmp_path / "journal.jsonl.1"), events(path)) == (["first"], ["third"])
+
+
 def test_the_tail_is_there_again_after_a_restart(tmp_path: Path) -> None:
     path = tmp_path / "journal.jsonl"
     written(path, *(f"event-{n}" for n in range(50)))
@@ -108,7 +146,7 @@ def test_a_full_disk_costs_the_record_that_did_not_fit_and_no_other(tmp_path: Pa
         journal = Journal(path)
         journal.append(1.0, "first")
         limit_files_to(path.stat().st_size + 20)
-        with pytest.raises(OSError, match="too large"):
+        with pytest.raises(StateError, match=r"journal\.jsonl cannot be written: File too large"):
             journal.append(2.0, "second", text="x" * 100)
         limit_files_to(resource.RLIM_INFINITY)
         journal.append(3.0, "third")

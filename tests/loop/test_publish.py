@@ -92,6 +92,43 @@ def test_a_line_for_systemd_is_one_line_and_short(desk: Desk) -> None:
     assert len(line) <= 400
 
 
+def test_a_status_that_cannot_be_written_fails_nothing_is_told_and_is_written_when_it_can_be(
+    desk: Desk,
+) -> None:
+    desk.publish("first")
+    path, said = desk.publisher.path, list[str]()
+    desk.publisher.log = lambda event, **_fields: said.append(event)
+    path.unlink()
+    path.mkdir()
+    for _ in range(2):
+        desk.publish("second")
+    desk.publisher.last_words("third", trusted=False)
+    assert all("status.json cannot be written: " in line for line in desk.told.states[1:])
+    assert desk.told.states[-1].endswith("; third")
+    assert [p.name for p in path.parent.iterdir()] == ["status.json"], "no temporary file is left beside it"
+    path.rmdir()
+    desk.publish("fourth")
+    assert desk.status.last_pass is not None
+    assert desk.status.last_pass.sentence == "fourth"
+    assert said == ["status cannot be written", "status is written again"]
+
+
+async def test_an_unchanged_status_that_could_not_be_written_is_tried_again_by_the_next_pass(
+    tmp_path: Path,
+) -> None:
+    async with rig(tmp_path) as agent:
+        await agent.converge()
+        path = agent.agent.paths.status
+        await agent.one_pass()
+        path.unlink()
+        path.mkdir()
+        agent.agent.reconciler.publisher.activity("looking")
+        await agent.one_pass()
+        path.rmdir()
+        await agent.one_pass()
+        assert agent.status().ready == "True"
+
+
 async def test_activity_is_published_at_most_once_a_second(desk: Desk) -> None:
     desk.publish()
     desk.publisher.activity("step 1")

@@ -78,6 +78,43 @@ async def test_a_failure_that_the_host_got_over_by_itself_asks_for_no_early_pass
         assert result.retry_in is None
 
 
+async def test_a_failure_that_the_host_got_over_before_it_was_due_is_forgotten_at_once(
+    tmp_path: Path,
+) -> None:
+    scenario = "faults: [{on: nvml.set_power_limit, errno: EIO}]"
+    async with rig(tmp_path, scenario=scenario) as agent:
+        await agent.converge()
+        set_back(agent)
+        await agent.one_pass()
+        waiting = await agent.one_pass()
+        assert waiting.sentence.startswith("Waiting: ")
+        assert waiting.retry_in is not None
+        with agent.world.change() as state:
+            state.gpus[CARD].power_limit = 600
+        for _ in range(2):
+            result = await agent.one_pass()
+            assert result.sentence == "Converged: nothing to do."
+            assert result.retry_in is None
+        memory = agent.memory
+        assert (memory.failures, memory.retry_after, memory.errors) == ({}, {}, {})
+
+
+async def test_after_a_plan_was_carried_out_status_shows_what_it_made_of_the_host(tmp_path: Path) -> None:
+    async with rig(tmp_path) as agent:
+        await agent.converge()
+        agent.write_spec(recipe(services={"qwen": {"args": {"max-running-requests": 64}}}))
+        result = await agent.one_pass()
+        assert "promoted" in result.sentence
+        status = agent.status()
+        (service,) = status.services
+        assert service.revision == service.promoted
+        assert "--max-running-requests" in service.argv
+        assert agent.condition("ServiceReady/qwen").reason == "Promoted"
+        assert status.plan is None
+        assert status.last_pass is not None
+        assert status.last_pass.sentence == result.sentence
+
+
 async def test_without_a_permit_nothing_is_done_and_the_pass_waits(tmp_path: Path) -> None:
     async with rig(tmp_path) as agent:
         door = Door()

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from agent.core.memory import Memory, Quarantine
-from agent.loop.store import Store, leave_request, write_atomic
+from agent.loop.store import StateError, Store, leave_request, remove_leftovers, write_atomic
 from tests.forked import fork, wait
 
 
@@ -106,6 +106,35 @@ def test_on_a_full_disk_the_old_file_stays_whole(tmp_path: Path) -> None:
 
     wait(fork(work, tmp_path / "n"), tmp_path / "n")
     assert path.read_bytes() == b"old"
+
+
+def test_a_memory_that_does_not_fit_says_which_file_and_what_to_do_and_leaves_nothing_behind(
+    tmp_path: Path,
+) -> None:
+    state = tmp_path / "state"
+    Store(state).update(generation=1)
+
+    def work() -> None:
+        store = Store(state)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (10, resource.RLIM_INFINITY))
+        with pytest.raises(StateError, match=r"memory\.json cannot be written: File too large") as failed:
+            store.update(generation=2)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+        assert f"df -h {state}" in failed.value.next_step
+        assert store.memory.generation == 1
+        assert sorted(p.name for p in state.iterdir()) == ["memory.json", "memory.json.old"]
+        store.update(generation=3)
+
+    assert wait(fork(work, tmp_path / "n"), tmp_path / "n") == 0
+    assert Store(state).memory.generation == 3
+
+
+def test_temporary_files_of_a_killed_agent_are_removed_and_nothing_else(tmp_path: Path) -> None:
+    kept = ["memory.json", "memory.json.old", "lock", ".hidden", "journal.jsonl.1", ".note.txt"]
+    for name in [*kept, ".memory.json.4711", ".memory.json.old.4711", ".spec.staged.yaml.1"]:
+        (tmp_path / name).touch()
+    remove_leftovers(tmp_path)
+    assert sorted(p.name for p in tmp_path.iterdir()) == sorted(kept)
 
 
 def test_requests_are_taken_oldest_first_and_once(tmp_path: Path) -> None:

@@ -14,6 +14,9 @@ from tests.core.verdicts import converged, split, verdict
 FAULT = KernelEvent(
     "page-fault", FIRST[1], 7, NOW - 100, NOW - 50, "AMD-Vi: Event logged [IO_PAGE_FAULT ...]", 0x30
 )
+TEST_FAILED = build.with_memory(
+    retry_after={"p2p/selftest/qwen": NOW + 12}, errors={"p2p/selftest/qwen": "no CUDA in lxc:129"}
+)
 UNTESTED = build.with_memory(verdicts=())
 
 
@@ -52,6 +55,11 @@ CASES: dict[str, Inputs] = {
     "required-and-never-tested": idle(UNTESTED, p2p="required"),
     "required-and-it-cannot-be-tested": idle(
         UNTESTED, build.held(FIRST[2], Holder("process", "/dev/nvidia5", 77, "jupyter")), p2p="required"
+    ),
+    "required-and-the-test-failed-to-run": idle(UNTESTED, TEST_FAILED, p2p="required"),
+    "auto-and-the-test-failed-to-run": idle(UNTESTED, TEST_FAILED),
+    "required-and-the-test-cannot-work": idle(
+        UNTESTED, build.with_memory(terminal={"p2p/selftest/qwen": "no CUDA in lxc:129"}), p2p="required"
     ),
     "auto-and-it-cannot-be-tested": idle(
         UNTESTED, build.held(FIRST[2], Holder("process", "/dev/nvidia5", 77, "jupyter"))

@@ -1,0 +1,58 @@
+"""Where a service is: a revision keeps its own target, unit, port and served name, whatever the spec says by now."""
+
+from agent.core.fact import Known
+from agent.core.memory import Memory
+from agent.core.observation import ServiceFacts
+from agent.core.render import DEFAULT_PORT
+from agent.core.revision import Revision, option
+from agent.core.spec import LxcTarget, Service, SshTarget, Target, target_name
+
+Place = tuple[str, str]  # target_name() and unit
+
+
+def placed(service: Service, revision: Revision) -> Service:
+    """The service as this revision has it; its gate and its policies stay the spec's."""
+    args = {**service.args, "port": revision.port, "served-model-name": revision.served_name}
+    return at_place(service, (revision.target, revision.unit)).model_copy(update={"args": args})
+
+
+def as_found(service: Service, facts: ServiceFacts) -> Service:
+    """The service where it was found, and as the command line of its running process has it."""
+    found = at_place(service, facts.at) if facts.at is not None else service
+    return as_run(found, facts.process.value.argv) if isinstance(facts.process, Known) else found
+
+
+def as_run(service: Service, argv: tuple[str, ...]) -> Service:
+    """What another program than the server was told says nothing about port and name: then the spec's hold."""
+    model = option(argv, "model-path")
+    if not model:
+        return service
+    port, name = option(argv, "port"), option(argv, "served-model-name")
+    args = {
+        **service.args,
+        "port": int(port) if port.isdecimal() else DEFAULT_PORT,
+        "served-model-name": name or model,
+    }
+    return service.model_copy(update={"args": args})
+
+
+def other_places(name: str, service: Service, memory: Memory) -> tuple[Place, ...]:
+    """Where the agent started this service before and the spec no longer has it."""
+    trial = memory.trials.get(name)
+    records = (memory.promoted.get(name), memory.previous.get(name))
+    known = [trial.revision if trial else None, *(p.revision for p in records if p is not None)]
+    places = dict.fromkeys((r.target, r.unit) for r in known if r is not None)
+    return tuple(p for p in places if p != (target_name(service.target), service.unit))
+
+
+def at_place(service: Service, place: Place) -> Service:
+    target, unit = place
+    return service.model_copy(update={"target": _target(target), "unit": unit})
+
+
+def _target(name: str) -> Target:
+    """The inverse of ``target_name``."""
+    kind, _, rest = name.partition(":")
+    if kind == "lxc":
+        return LxcTarget(lxc=int(rest))
+    return SshTarget(ssh=rest) if kind == "ssh" else "host"
