@@ -79,7 +79,9 @@ def _load(paths: Paths) -> LoadedSpec:
         return load(paths.spec.read_text(encoding="utf-8"), str(paths.spec))
     except FileNotFoundError as error:
         step = "write one there (specs/ has recipes), or name one with --spec FILE"
-        raise TerminalError(f"{paths.spec}: there is no spec", reason="SpecMissing", next_step=step) from error
+        raise TerminalError(
+            f"{paths.spec}: there is no spec", reason="SpecMissing", next_step=step
+        ) from error
     except UnicodeDecodeError as error:
         raise SpecError((f"{paths.spec}:1:1: found bytes that are not UTF-8, expected text",)) from error
 

@@ -192,7 +192,7 @@ class ServiceFacts:
     model_present: Fact[bool] = NOT_READ  # the model path exists in the target
     health: Fact[str] = NOT_READ  # Known("ok"), Absent("connection refused"), Unknown(...)
     silence: Silence | None = None  # None: the last probe was answered, or there was none
-    at: tuple[str, str] | None = None  # target_name() and unit where it was looked at; None: where the spec has it
+    at: tuple[str, str] | None = None  # target_name() and unit looked at; None: where the spec has it
 
 
 @dataclass(frozen=True, slots=True)

@@ -248,7 +248,11 @@ def last_good(name: str, inputs: Inputs, *, besides: Revision) -> Promoted | Non
     spec requires P2P.
     """
     for promoted in (inputs.memory.promoted.get(name), inputs.memory.previous.get(name)):
-        if promoted is None or promoted.revision.id == besides.id or not _on_nvidia(promoted.revision, inputs):
+        if (
+            promoted is None
+            or promoted.revision.id == besides.id
+            or not _on_nvidia(promoted.revision, inputs)
+        ):
             continue
         if p2p_allowed(promoted.revision, inputs):
             return promoted
@@ -327,12 +331,11 @@ def _silent_too_long(name: str, facts: ServiceFacts, inputs: Inputs) -> str:
 def _judged(revision: Revision, inputs: Inputs) -> bool:
     """Promoted, or restored in a rollback, or found slow with nothing better to go back to."""
     trial = inputs.memory.trials.get(revision.service)
-    slow = trial is not None and trial.outcome == "degraded" and trial.revision is not None
-    return (
-        revision.id in _proved_ids(revision.service, inputs)
-        or (trial is not None and trial.restored == revision.id)
-        or (slow and trial is not None and trial.revision is not None and trial.revision.id == revision.id)
-    )
+    known = _proved_ids(revision.service, inputs)
+    if trial is not None:
+        known |= {trial.restored}
+        known |= {trial.revision.id} if trial.outcome == "degraded" and trial.revision is not None else set()
+    return revision.id in known
 
 
 def _proved_ids(name: str, inputs: Inputs) -> set[str]:

@@ -114,7 +114,9 @@ class Executor:
     ) -> Executed:
         """The spec was edited: what is left was planned from the old one, and the next pass plans anew."""
         left = len(plan.actions) - len(done) - passed_over
-        notes.append(f"the spec was edited: {left} of {len(plan.actions)} actions of the old plan are not done")
+        notes.append(
+            f"the spec was edited: {left} of {len(plan.actions)} actions of the old plan are not done"
+        )
         await self._revert(done, pass_id)
         return Executed(len(done), notes=tuple(notes), passed_over=passed_over, superseded=True)
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from agent.core.plan import Disruption
 from agent.loop.journal import read
 from agent.loop.store import leave_request
+from tests.cases import operating
 from tests.rig import Rig, recipe, rig
 
 CARD = "0000:01:00.0"
@@ -100,9 +101,9 @@ async def test_a_failure_that_the_host_got_over_before_it_was_due_is_forgotten_a
 
 
 async def test_after_a_plan_was_carried_out_status_shows_what_it_made_of_the_host(tmp_path: Path) -> None:
-    async with rig(tmp_path) as agent:
+    async with rig(tmp_path, spec=operating.recipe()) as agent:
         await agent.converge()
-        agent.write_spec(recipe(services={"qwen": {"args": {"max-running-requests": 64}}}))
+        agent.write_spec(operating.recipe(**operating.qwen(args=operating.CANDIDATE)))
         result = await agent.one_pass()
         assert "promoted" in result.sentence
         status = agent.status()
