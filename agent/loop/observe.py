@@ -57,6 +57,7 @@ class Observer:
     health: HealthProbe
     deadline: float = DEADLINE
     kernel_log: KernelLogMemory = field(default_factory=KernelLogMemory)
+    _chosen: tuple[tuple[object, ...], list[str]] = ((), [])  # what was selected last, and from what
 
     async def observe(self, host: GpuHost, memory: Memory) -> Observation:
         platform, pci = await asyncio.gather(self._platform(), self._fact(self.ports.pci.read))
@@ -116,12 +117,16 @@ class Observer:
         """
         if not isinstance(partial.pci, Known):
             return []
+        made_from = (host, partial.pci, partial.nvml, memory.identities)
+        if self._chosen[0] != made_from:
+            self._chosen = (made_from, self._select(host, partial.pci.value, partial, memory))
+        return self._chosen[1]
+
+    def _select(self, host: GpuHost, pci: Pci, partial: Observation, memory: Memory) -> list[str]:
         knowing = memory.model_copy(update={"identities": learned(memory, partial)})
         selection = select(Inputs(host, 0, partial, knowing, 0.0))
         slots = {a.rpartition(".")[0] for members in selection.groups.values() for a in members}
-        return [
-            a for a, f in partial.pci.value.functions.items() if f.slot_address in slots and not f.is_bridge
-        ]
+        return [a for a, f in pci.functions.items() if f.slot_address in slots and not f.is_bridge]
 
     async def _holders(self, addresses: list[str]) -> Mapping[str, Fact[tuple[Holder, ...]]]:
         fact = await self._fact(self.ports.holders.read, addresses)

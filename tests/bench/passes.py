@@ -8,7 +8,6 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
-from agent.core.fact import Known
 from agent.core.render import DROP_IN
 from agent.kinds.platform import MODPROBE_CONF
 from agent.kinds.rebind import UDEV_RULES
@@ -110,4 +109,3 @@ async def _raw_reads(ports: Ports, functions: list[str], *, service: bool) -> No
     await target.exists("/models/Qwen3.5-122B-A10B")
     process = await target.process(unit.main_pid)
     assert process is not None
-    assert isinstance(await ports.nvml.read(), Known)
