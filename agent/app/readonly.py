@@ -7,7 +7,8 @@ from agent.core.inputs import Inputs
 from agent.core.laws import check_plan
 from agent.core.memory import Memory
 from agent.core.observation import Observation
-from agent.core.plan import Disruption, Plan
+from agent.core.plan import Plan
+from agent.core.settle import barred
 from agent.core.spec import GpuHost
 from agent.core.spec_load import LoadedSpec, load
 from agent.kind import plan_all, trajectory
@@ -31,24 +32,8 @@ async def plan_only(choice: Choice, paths: Paths) -> tuple[Plan, str, bool]:
     inputs = Inputs(host, memory.generation, obs, absorb(memory, obs, now), now, bool(simulated))
     plan = plan_all(ALL, inputs)
     violations = check_plan(plan, inputs, trajectory(ALL, plan, inputs))
-    if violations:
-        return plan, "; ".join(f"law {v.law}: {v.action} {v.message}" for v in violations), False
-    return plan, *_policy(plan, host, simulated)
-
-
-def _policy(plan: Plan, host: GpuHost, simulated: str) -> tuple[str, bool]:
-    policy = host.spec.policy
-    allowed = {Disruption.NONE, *(Disruption[name.upper()] for name in policy.allow)}
-    if not plan.actions:
-        return "", False
-    if not simulated:
-        return NOT_ACTING, False
-    if policy.mode == "observe":
-        return "policy.mode is observe: the agent plans and does not act", False
-    beyond = sorted({str(a.disruption) for a in plan.actions if a.disruption not in allowed})
-    return (
-        (f"it needs {', '.join(beyond)}, and policy.allow does not have it", True) if beyond else ("", False)
-    )
+    blocked, approvable = barred(plan, inputs, violations, "" if simulated else NOT_ACTING)
+    return plan, blocked, approvable
 
 
 async def observe_only(choice: Choice, paths: Paths) -> tuple[Observation, str]:

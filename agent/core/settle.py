@@ -1,9 +1,34 @@
 """What a pass settles in the memory: approvals that begin, cover or lapse, and failures that nobody waits for. Pure."""
 
+from collections.abc import Sequence
+
+from agent.core.inputs import Inputs
+from agent.core.laws import Violation
 from agent.core.memory import Grant, Memory
-from agent.core.plan import Plan
+from agent.core.plan import Disruption, Plan
 
 GRANT_LIFE = 24 * 3600.0  # seconds: what is not done a day after it was approved is asked for again
+
+
+def barred(plan: Plan, inputs: Inputs, violations: Sequence[Violation], acting: str) -> tuple[str, bool]:
+    """Why a plan is not executed ("" when it may be), and whether an approval would let it.
+
+    ``acting`` says why this agent does not act at all; "" when it does.
+    """
+    if violations:
+        return "; ".join(f"law {v.law}: {v.action} {v.message}" for v in violations[:3]), False
+    policy = inputs.spec.policy
+    if not plan.actions:
+        return "", False
+    if acting:
+        return acting, False
+    if policy.mode == "observe":
+        return "policy.mode is observe: the agent plans and does not act", False
+    allowed = {Disruption.NONE, *(Disruption[name.upper()] for name in policy.allow)}
+    beyond = sorted({str(a.disruption) for a in plan.actions if a.disruption not in allowed})
+    if not beyond or granted(inputs.memory, plan, inputs.now):
+        return "", False
+    return f"plan {plan.id} needs {', '.join(beyond)}, and policy.allow does not have it", True
 
 
 def granted(memory: Memory, plan: Plan, now: float) -> bool:

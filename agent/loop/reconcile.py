@@ -10,12 +10,12 @@ from agent.core.inputs import Inputs
 from agent.core.laws import check_plan
 from agent.core.memory import Memory
 from agent.core.observation import Observation
-from agent.core.plan import Disruption, Plan
+from agent.core.plan import Plan
 from agent.core.redact import redacted_condition, secret_names
 from agent.core.report import agent_conditions, sentence, with_generation
 from agent.core.requests import retried
 from agent.core.resolve import Resolved, resolve
-from agent.core.settle import begun, granted, settled, unused
+from agent.core.settle import barred, begun, settled, unused
 from agent.core.spec import GpuHost
 from agent.core.status import ready_of
 from agent.kind import Kind, conditions_all, plan_all, trajectory
@@ -129,26 +129,9 @@ class Reconciler:
         resolved = resolve(inputs)
         plan = plan_all(self.kinds, inputs, resolved)
         violations = check_plan(plan, inputs, trajectory(self.kinds, plan, inputs))
-        blocked, approvable = "", False
-        if violations:
-            blocked = "; ".join(f"law {v.law}: {v.action} {v.message}" for v in violations[:3])
-        elif plan.actions:
-            blocked, approvable = self._policy(plan, inputs)
+        blocked, approvable = barred(plan, inputs, violations, self.acting)
         self._last = Decision(inputs, resolved, plan, blocked, approvable)
         return self._last
-
-    def _policy(self, plan: Plan, inputs: Inputs) -> tuple[str, bool]:
-        """Why a lawful plan is not executed, and whether an approval would let it."""
-        if self.acting:
-            return self.acting, False
-        policy = inputs.spec.policy
-        if policy.mode == "observe":
-            return "policy.mode is observe: the agent plans and does not act", False
-        beyond = [a for a in plan.actions if a.disruption not in (Disruption.NONE, *_allowed(policy.allow))]
-        if not beyond or granted(self.store.memory, plan, inputs.now):
-            return "", False
-        what = ", ".join(sorted({str(a.disruption) for a in beyond}))
-        return f"plan {plan.id} needs {what}, and policy.allow does not have it", True
 
     async def _execute(self, decision: Decision, pass_id: str, trigger: str) -> Executed:
         plan, memory = decision.plan, self.store.memory
@@ -272,10 +255,6 @@ class Reconciler:
             self.specs, self._conditions, result.sentence, View(pass_id, trigger, started, 0.0)
         )
         self.log("pass", pass_id=pass_id, trigger=trigger, sentence=result.sentence)
-
-
-def _allowed(names: Sequence[str]) -> list[Disruption]:
-    return [Disruption[name.upper()] for name in names]
 
 
 def _same(last: Decision, inputs: Inputs) -> bool:
