@@ -116,10 +116,13 @@ def _hold_back(actions: Iterable[Action], inputs: Inputs) -> tuple[list[Action],
     said = {(r.kind, r.target) for r in refusals}
     cause = refusals[0].message if refusals else ""
     refusals += [
-        Refusal(a.kind, a.target, "Waiting", f"{a.description}: waits with what it belongs to: {cause}")
+        Refusal(
+            a.kind, a.target, "Waiting", f"{a.description}: waits with what it belongs to: {cause}",
+            touches=a.touches,
+        )
         for a in {(a.kind, a.target): a for a in held}.values()
         if (a.kind, a.target) not in said
-    ]
+    ]  # fmt: skip
     return [a for a in rest if a not in held], refusals
 
 
@@ -141,7 +144,9 @@ def _waiting(action: Action, inputs: Inputs) -> Refusal | None:
     terminal = inputs.memory.terminal.get(action.key)
     if terminal is not None:
         step = "mend the cause, then change the spec or run: agent retry " + action.target
-        return Refusal(action.kind, action.target, "Failed", terminal, step, terminal=True)
+        return Refusal(
+            action.kind, action.target, "Failed", terminal, step, terminal=True, touches=action.touches
+        )
     after = inputs.memory.retry_after.get(action.key, 0.0)
     if inputs.now < after:
         count = inputs.memory.failures.get(action.key, 1)
@@ -151,7 +156,7 @@ def _waiting(action: Action, inputs: Inputs) -> Refusal | None:
             f" tried again in {after - inputs.now:.0f} s"
         )
         step = f"mend the cause, or wait; to try at once: agent retry {action.target}"
-        return Refusal(action.kind, action.target, "Backoff", message, step)
+        return Refusal(action.kind, action.target, "Backoff", message, step, touches=action.touches)
     return None
 
 

@@ -30,7 +30,12 @@ def run(args: argparse.Namespace, kind: str, profile: str, paths: Paths) -> int:
         "observe": lambda: _async(_observe, args, kind, profile, paths),
         "validate": lambda: _validate(args.files),
         "approve": lambda: _request(paths, "approve", args.plan_id, f"plan {args.plan_id} may run once"),
-        "retry": lambda: _request(paths, "retry", args.name, f"{args.name} will be tried again"),
+        "retry": lambda: _request(
+            paths,
+            "retry",
+            args.name,
+            f"{args.name} will be tried again, or forgotten where the spec does not have it",
+        ),
         "explain": lambda: _explain(args.path, paths),
         "schema": _schema,
     }
@@ -44,6 +49,8 @@ def run(args: argparse.Namespace, kind: str, profile: str, paths: Paths) -> int:
             f"agent: {error}" + (f"\n  next: {error.next_step}" if error.next_step else ""), file=sys.stderr
         )
         return ERROR
+    except BrokenPipeError:
+        raise  # whoever read our output has gone: main ends quietly
     except OSError as error:
         where = f"{error.filename}: " if error.filename else ""
         print(f"agent: {where}{error.strerror or error}", file=sys.stderr)
@@ -75,17 +82,17 @@ async def _apply(args: argparse.Namespace, kind: str, profile: str, paths: Paths
         return ERROR
     paths.state.mkdir(parents=True, exist_ok=True, mode=0o700)
     printer = ProgressPrinter(sys.stdout, use_color(sys.stdout))
-    _say_simulated(kind, profile)
     with InstanceLock(paths.lock):
         assembly = assemble(_choice(args, kind, profile), paths)
+        printer.step(_simulated_words(assembly.ports.simulated))
         assembly.progress = printer.activity
         try:
             for _ in range(MOST_PASSES):
                 result = await assembly.reconciler.run_pass("apply")
                 if problems := assembly.reconciler.specs.problems:
                     raise SpecError(problems)
-                refused = result.plan is not None and bool(result.plan.refusals)
-                good = not result.blocked and not (result.executed and result.executed.failed) and not refused
+                waits = not result.again and result.plan is not None and bool(result.plan.refusals)
+                good = not result.blocked and not (result.executed and result.executed.failed) and not waits
                 (printer.done if good else printer.fail)(result.sentence)
                 if not result.again:
                     break
@@ -102,15 +109,11 @@ async def _plan(args: argparse.Namespace, kind: str, profile: str, paths: Paths)
     """Plans on a copy of the memory: nothing is written, and a running daemon is not disturbed."""
     from agent.app.readonly import plan_only
 
-    plan, blocked, approvable = await plan_only(_choice(args, kind, profile), paths)
+    plan, blocked, approvable, simulated = await plan_only(_choice(args, kind, profile), paths)
     if args.output == "json":
-        print(
-            json.dumps(
-                {"simulated": profile if kind == "sim" else "", **_plan_document(plan, blocked)}, indent=2
-            )
-        )
+        print(json.dumps({"simulated": simulated, **_plan_document(plan, blocked)}, indent=2))
     else:
-        _say_simulated(kind, profile)
+        _say_simulated(simulated)
         print(render_plan(plan), end="")
         if blocked:
             print(
@@ -122,9 +125,13 @@ async def _plan(args: argparse.Namespace, kind: str, profile: str, paths: Paths)
     return CHANGES if plan.actions else OK
 
 
-def _say_simulated(kind: str, profile: str) -> None:
-    if kind == "sim":
-        print(f"SIMULATED HOST (profile {profile}): nothing below is this machine")
+def _simulated_words(profile: str) -> str:
+    return f"SIMULATED HOST (profile {profile}): nothing below is this machine"
+
+
+def _say_simulated(profile: str) -> None:
+    if profile:
+        print(_simulated_words(profile))
 
 
 def _plan_document(plan: Plan, blocked: str) -> dict[str, object]:
@@ -159,8 +166,7 @@ async def _observe(args: argparse.Namespace, kind: str, profile: str, paths: Pat
     if args.output == "json":
         print(json.dumps({"simulated": simulated, **observation_to_dict(obs)}, indent=2))
     else:
-        if simulated:
-            _say_simulated("sim", simulated)
+        _say_simulated(simulated)
         print(render_observation(obs, color=use_color(sys.stdout)))
     return OK
 
@@ -204,20 +210,27 @@ def _unknown_name(paths: Paths, verb: str, argument: str) -> str:
     except (OSError, ValueError):
         return ""
     if verb == "approve":
-        waiting = (status.get("plan") or {}).get("id", "")
-        return (
-            ""
-            if argument == waiting
-            else f"no plan {argument} waits" + (f"; plan {waiting} does" if waiting else "")
-        )
+        plan = status.get("plan") or {}
+        if not plan.get("approve"):
+            return "no plan waits for an approval"
+        return "" if argument == plan["id"] else f"no plan {argument} waits; plan {plan['id']} does"
     names = [s["name"] for s in status.get("services", ())] + [g["address"] for g in status.get("gpus", ())]
     names += [c["type"].partition("/")[2] for c in status.get("conditions", ()) if "/" in c["type"]]
-    known = dict.fromkeys(n for n in names if n)
-    return (
-        ""
-        if argument in known
-        else f"{argument} is not known here; known are {', '.join(known) or 'no names'}"
-    )
+    known = dict.fromkeys(n for n in (*names, *_remembered_names(paths)) if n)
+    if argument in known:
+        return ""
+    return f"{argument} is not known here; known are {', '.join(known) or 'no names'}"
+
+
+def _remembered_names(paths: Paths) -> list[str]:
+    """What the agent remembers a failure, a trial or a promotion of: units too, and services that the spec lost."""
+    try:
+        memory = json.loads((paths.state / "memory.json").read_bytes())
+    except (OSError, ValueError):
+        return []
+    keys = [*memory.get("failures", {}), *memory.get("terminal", {})]
+    named = [n for part in ("promoted", "previous", "trials", "rejected") for n in memory.get(part, {})]
+    return [key.rpartition("/")[2] for key in keys] + named
 
 
 def _explain(path: str, paths: Paths) -> int:

@@ -16,7 +16,7 @@ async def daemon(choice: Choice, paths: Paths) -> int:
     """Runs until it is told to stop. Raises AgentError when another agent already runs here."""
     paths.state.mkdir(parents=True, exist_ok=True, mode=0o700)
     with InstanceLock(paths.lock):
-        log = start_logging(choice.profile if choice.kind == "sim" else "")
+        log = start_logging("sim" if choice.kind == "sim" else "")
         notify = SystemdNotify()
         assembly = assemble(choice, paths, notify=notify, log=log)
 

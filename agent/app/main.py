@@ -1,6 +1,7 @@
 """``agent``: the command line. Commands are imported when they are run: ``status`` must be instant."""
 
 import argparse
+import math
 import os
 import sys
 from collections.abc import Sequence
@@ -19,6 +20,13 @@ class _Parser(argparse.ArgumentParser):
         self.exit(USAGE, f"{self.prog}: {message}\n")
 
 
+def _factor(text: str) -> float:
+    value = float(text)
+    if not math.isfinite(value) or value <= 0:
+        raise argparse.ArgumentTypeError(f"found {text}, expected a number above 0")
+    return value
+
+
 def _parser() -> argparse.ArgumentParser:
     common = _Parser(add_help=False)
     common.add_argument(
@@ -33,7 +41,7 @@ def _parser() -> argparse.ArgumentParser:
         "--scenario", metavar="FILE", help="simulated host: a scenario with initial state, faults and events"
     )
     common.add_argument(
-        "--time-factor", type=float, metavar="N", help="simulated host: N simulated seconds per real second"
+        "--time-factor", type=_factor, metavar="N", help="simulated host: N simulated seconds per real second"
     )
     parser = _Parser(
         prog="agent", description="Makes a GPU host match one spec, and keeps it so.", epilog=EPILOG
@@ -71,13 +79,24 @@ def main(argv: Sequence[str] | None = None) -> int:
     if args.command is None:
         parser.print_help()
         return USAGE
+    code = OK
     try:
-        return _dispatch(args)
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return OK
+        code = _dispatch(args)
+        sys.stdout.flush()
     except KeyboardInterrupt:
         return 130
+    except BrokenPipeError:
+        _forget_stdout()  # whoever read it has gone, and knows
+    except OSError as error:
+        _forget_stdout()
+        print(f"agent: the output cannot be written: {error.strerror or error}", file=sys.stderr)
+        return ERROR
+    return code
+
+
+def _forget_stdout() -> None:
+    """What is still buffered goes nowhere, quietly."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _dispatch(args: argparse.Namespace) -> int:

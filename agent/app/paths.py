@@ -36,15 +36,18 @@ class Paths:
 
 
 def choose_host(choice: str) -> tuple[str, str]:
-    """("real", "") or ("sim", profile). ``auto`` is simulated only where nothing could be mistaken for a GPU host."""
+    """("real", "") or ("sim", profile or ""). ``auto`` is simulated only where nothing could be mistaken for a GPU host.
+
+    Without a profile, a simulated host that exists already stays what it is.
+    """
     kind, _, profile = choice.partition(":")
     if kind == "real":
         return "real", ""
     if kind == "sim":
-        return "sim", profile or "esc8000a"
+        return "sim", profile
     if ETC_SPEC.exists() or has_nvidia_device():
         return "real", ""
-    return "sim", "esc8000a"
+    return "sim", ""
 
 
 def has_nvidia_device(devices: Path = Path("/sys/bus/pci/devices")) -> bool:

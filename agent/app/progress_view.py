@@ -35,6 +35,7 @@ class ProgressPrinter:
         self._phase_begun = self._begun
         self._drawn_at = 0.0
         self._drawn = 0  # columns of the live line on the screen
+        self._gone = False  # nobody reads the stream any more
 
     def step(self, text: str) -> None:
         """A line that stays: an action, a phase."""
@@ -89,8 +90,7 @@ class ProgressPrinter:
         line = encodable(clip(line, room), self._stream)
         used = cells(line) + 2 + len(took)
         blank = " " * max(0, self._drawn - used)
-        self._stream.write(f"\r{line}  {self._style.faint(took)}{blank}")
-        self._stream.flush()
+        self._write(f"\r{line}  {self._style.faint(took)}{blank}")
         self._drawn, self._drawn_at = used, now
 
     def _bar(self, counted: re.Match[str]) -> str:
@@ -100,10 +100,19 @@ class ProgressPrinter:
 
     def _line(self, text: str) -> None:
         if self._drawn:
-            self._stream.write("\r" + " " * self._drawn + "\r")
+            self._write("\r" + " " * self._drawn + "\r")
             self._drawn = 0
-        self._stream.write(encodable(text, self._stream) + "\n")
-        self._stream.flush()
+        self._write(encodable(text, self._stream) + "\n")
+
+    def _write(self, text: str) -> None:
+        """Show it, if anybody still looks: a reader that went away must not end the work that is being shown."""
+        if self._gone:
+            return
+        try:
+            self._stream.write(text)
+            self._stream.flush()
+        except OSError:
+            self._gone = True
 
 
 def _phase_of(text: str) -> str:

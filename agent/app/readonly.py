@@ -2,7 +2,7 @@
 
 from agent.app.paths import Paths
 from agent.app.wiring import NOT_ACTING, Choice, open_host
-from agent.core.errors import SpecError, TerminalError
+from agent.core.errors import AgentError, SpecError, TerminalError
 from agent.core.inputs import Inputs
 from agent.core.laws import check_plan
 from agent.core.memory import Memory
@@ -21,9 +21,9 @@ from agent.loop.specs import adopt
 EMPTY_SPEC = {"apiVersion": "gpu-host/v1", "kind": "GpuHost", "metadata": {"name": "none"}, "spec": {}}
 
 
-async def plan_only(choice: Choice, paths: Paths) -> tuple[Plan, str, bool]:
-    """The plan for the spec file as it is now, why it would not be executed ("" when it would), and whether an
-    approval would let it.
+async def plan_only(choice: Choice, paths: Paths) -> tuple[Plan, str, bool, str]:
+    """The plan for the spec file as it is now, why it would not be executed ("" when it would), whether an approval
+    would let it, and the simulated host's profile ("" on a real host).
     """
     loaded = _load(paths)
     host, memory = loaded.spec, _memory(paths)
@@ -33,7 +33,7 @@ async def plan_only(choice: Choice, paths: Paths) -> tuple[Plan, str, bool]:
     plan = plan_all(ALL, inputs)
     violations = check_plan(plan, inputs, trajectory(ALL, plan, inputs))
     blocked, approvable = barred(plan, inputs, violations, "" if simulated else NOT_ACTING)
-    return plan, blocked, approvable
+    return plan, blocked, approvable, simulated
 
 
 async def observe_only(choice: Choice, paths: Paths) -> tuple[Observation, str]:
@@ -53,6 +53,14 @@ async def _observe(
     health = HealthProbe(ports)
     try:
         return await Observer(ports, health).observe(host, memory), ports.simulated, ports.clock.now()
+    except (AgentError, OSError):
+        raise
+    except Exception as error:
+        # A defect of an adapter: the person who asked gets a sentence, and can report it.
+        step = "report it with this line: it is a defect of the agent"
+        raise TerminalError(
+            f"reading the host failed: {error!r}", reason="ReadFailed", next_step=step
+        ) from error
     finally:
         await health.close()
         if simulation is not None:

@@ -26,9 +26,11 @@ from agent.loop.store import Store, remove_leftovers
 from agent.loop.trial import Trials
 from agent.ports import NotifyPort, Ports
 from agent.sim.host import SimulatedHost, simulated_host
-from agent.sim.scenario import load_scenario
+from agent.sim.scenario import Scenario, load_scenario
 from agent.sim.spec_edit import spec_editor
+from agent.sim.world import remembered_profile
 
+TYPE_HOST = "esc8000a"
 NOT_ACTING = "acting on real hosts is not offered by this version: it observes and plans only"
 
 
@@ -75,7 +77,7 @@ class Choice:
     """What the command line chose."""
 
     kind: str  # real or sim
-    profile: str = ""
+    profile: str = ""  # of a simulated host; "": the one that exists, the scenario's, or the type host's
     scenario: Path | None = None
     time_factor: float | None = None
 
@@ -85,7 +87,7 @@ def open_host(choice: Choice, paths: Paths) -> tuple[Ports, SimulatedHost | None
         return real_ports(), None
     scenario = load_scenario(choice.scenario) if choice.scenario else None
     host = simulated_host(
-        choice.profile,
+        _profile(choice, paths, scenario),
         state=paths.world,
         scenario=scenario,
         time_factor=choice.time_factor,
@@ -93,6 +95,18 @@ def open_host(choice: Choice, paths: Paths) -> tuple[Ports, SimulatedHost | None
         edit_spec=spec_editor(paths.spec),
     )
     return host.ports, host
+
+
+def _profile(choice: Choice, paths: Paths, scenario: Scenario | None) -> str:
+    """Which profile is meant: what the command line and the scenario name must not contradict each other."""
+    named = scenario.profile if scenario is not None and "profile" in scenario.model_fields_set else ""
+    if choice.profile and named and choice.profile != named:
+        raise TerminalError(
+            f"--host names profile {choice.profile}, and the scenario names {named}",
+            reason="ScenarioInvalid",
+            next_step="leave one of them out",
+        )
+    return choice.profile or named or remembered_profile(paths.world) or TYPE_HOST
 
 
 def assemble(

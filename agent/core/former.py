@@ -20,13 +20,14 @@ STOPPED = {"inactive", "failed"}
 
 @dataclass(frozen=True, slots=True)
 class FormerUnit:
-    """``gpus``: PCI addresses. ``service``: the name that the spec had for it."""
+    """``gpus``: PCI addresses. ``service``: the name that the spec had for it; ``removed``: it has no such service now."""
 
     service: str
     target: str
     unit: str
     gpus: tuple[str, ...]
     port: int
+    removed: bool
 
     @property
     def name(self) -> str:
@@ -48,7 +49,8 @@ def former_units(spec: Spec, memory: Memory) -> tuple[FormerUnit, ...]:
     for revision in _revisions(memory):
         place = (revision.target, revision.unit)
         if place not in now:
-            former = FormerUnit(revision.service, *place, revision.gpus, revision.port)
+            removed = revision.service not in spec.services
+            former = FormerUnit(revision.service, *place, revision.gpus, revision.port, removed)
             found.setdefault(place, former)
     return tuple(found[place] for place in sorted(found))
 
@@ -99,6 +101,10 @@ def former_refusal(former: FormerUnit, name: str) -> Refusal:
         f" and has {uses} and port {former.port}"
     )
     step = f"stop it: {former.stop_command}; or put it back into the spec"
+    if former.removed:
+        step += (
+            f"; or, to keep it as a unit of your own, have the agent forget it: agent retry {former.service}"
+        )
     return Refusal("service", name, "FormerUnitRuns", message, step)
 
 

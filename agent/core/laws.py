@@ -84,7 +84,12 @@ def law_2(inputs: Inputs, action: Action) -> list[str]:
 
 
 def law_3(inputs: Inputs, action: Action) -> list[str]:
-    """Never touch a device the spec does not name, nor split a slot or an IOMMU group between drivers."""
+    """Never touch a device the spec does not name, nor split a slot or an IOMMU group between drivers.
+
+    A service that starts uses its GPUs: the spec must name them, and for this service.
+    """
+    if action.kind == "service" and action.verb in {"trial", "prove"}:
+        return _foreign_gpus(inputs, action)
     if action.kind not in DEVICE_KINDS:
         return []
     slots = resolve(inputs).slots
@@ -98,6 +103,15 @@ def law_3(inputs: Inputs, action: Action) -> list[str]:
             broken.append(f"binds {address} to {driver or 'no driver'}, and its group has {wanted}")
         broken += _splits(inputs, address, moves, named)
     return broken
+
+
+def _foreign_gpus(inputs: Inputs, action: Action) -> list[str]:
+    """Judged by what would be executed, and by what the action says of itself."""
+    service = resolve(inputs).services.get(action.target)
+    revision = service.effective if service else None
+    named = service.gpus if service else ()
+    foreign = {*_devices(action), *(revision.gpus if revision else ())}.difference(named)
+    return [f"starts {action.target} on {d}, which the spec does not name for it" for d in sorted(foreign)]
 
 
 def _splits(inputs: Inputs, address: str, moves: Mapping[str, str], named: Mapping[str, str]) -> list[str]:

@@ -9,6 +9,7 @@ from typing import Literal
 from agent.core.bench import Baseline, BenchmarkResult
 from agent.core.record import Record
 from agent.core.revision import Revision
+from agent.core.spec import SmokePrompt
 from agent.core.verdict import P2PVerdict
 
 Phase = Literal[
@@ -71,6 +72,7 @@ class Promoted(Record):
     generation: int
     at: float
     benchmark: BenchmarkResult | None
+    smoke: tuple[SmokePrompt, ...] | None = None  # what it answered rightly; None: not remembered
 
 
 class Quarantine(Record):
@@ -101,7 +103,7 @@ class Identity(Record):
 
 
 class Grant(Record):
-    """One approved plan, in force until the host has converged or the generation changes."""
+    """One approved plan, in force while something of it is left to do, a day at most, and never for another generation."""
 
     plan_id: str
     generation: int
@@ -126,7 +128,9 @@ class Memory(Record):
     approved: str = ""  # plan id that the operator approved and that has not begun yet
     grant: Grant | None = None
     starts: tuple[float, ...] = ()  # wall-clock times of service starts, for the budget
-    asked: tuple[str, ...] = ()  # services that an operator's retry is about, until they are seen to answer
+    asked: tuple[
+        str, ...
+    ] = ()  # services that an operator's retry is about, until it is tried or they are seen to answer
     stopped_units: dict[str, str] = {}  # unit we stopped -> why; exactly these are started again
     failures: dict[str, int] = {}  # consecutive transient failures by action key
     retry_after: dict[str, float] = {}  # wall clock, by action key

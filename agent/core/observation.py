@@ -182,6 +182,7 @@ class Silence:
     probes: int
     seconds: float  # from the end of the first of them to the end of the last
     answered: bool  # a probe was answered before, in this run of the service and of the agent
+    timed_out: int = 0  # of these probes, those that only waited too long: a busy server's may, too
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,9 +3,9 @@
 from agent.core.fact import Known
 from agent.core.memory import Memory
 from agent.core.observation import ServiceFacts
-from agent.core.render import DEFAULT_PORT
+from agent.core.render import DEFAULT_PORT, port_of
 from agent.core.revision import Revision, option
-from agent.core.spec import LxcTarget, Service, SshTarget, Target, target_name
+from agent.core.spec import LxcTarget, Service, Spec, SshTarget, Target, target_name
 
 Place = tuple[str, str]  # target_name() and unit
 
@@ -36,13 +36,23 @@ def as_run(service: Service, argv: tuple[str, ...]) -> Service:
     return service.model_copy(update={"args": args})
 
 
-def other_places(name: str, service: Service, memory: Memory) -> tuple[Place, ...]:
-    """Where the agent started this service before and the spec no longer has it."""
+def other_places(name: str, spec: Spec, memory: Memory) -> tuple[Place, ...]:
+    """Where the agent started this service before, and where the spec now has neither it nor another service."""
     trial = memory.trials.get(name)
     records = (memory.promoted.get(name), memory.previous.get(name))
     known = [trial.revision if trial else None, *(p.revision for p in records if p is not None)]
     places = dict.fromkeys((r.target, r.unit) for r in known if r is not None)
-    return tuple(p for p in places if p != (target_name(service.target), service.unit))
+    now = {(target_name(s.target), s.unit) for s in spec.services.values()}
+    return tuple(p for p in places if p not in now)
+
+
+def taken(revision: Revision, spec: Spec) -> bool:
+    """Its unit or its port belongs to another service of the spec by now: to start it would stop that one."""
+    others = [s for name, s in spec.services.items() if name != revision.service]
+    return any(
+        target_name(s.target) == revision.target and (s.unit == revision.unit or port_of(s) == revision.port)
+        for s in others
+    )
 
 
 def at_place(service: Service, place: Place) -> Service:

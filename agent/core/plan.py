@@ -88,6 +88,7 @@ class Refusal:
     message: str
     next_step: str = ""
     terminal: bool = False  # True: only a new spec, a reboot or the operator ends it
+    touches: tuple[str, ...] = ()  # of the action that is held back; nothing for what was never an action
 
 
 @dataclass(frozen=True, slots=True)

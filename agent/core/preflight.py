@@ -5,7 +5,7 @@ from agent.core.inputs import Inputs
 from agent.core.observation import TargetFacts
 from agent.core.placing import placed
 from agent.core.plan import Refusal
-from agent.core.revision import Revision
+from agent.core.revision import Revision, option
 from agent.core.spec import Service, target_name
 
 # With P2P off NCCL moves data through /dev/shm; below this it fails or hangs at start.
@@ -29,7 +29,7 @@ def preflight(name: str, service: Service, revision: Revision, inputs: Inputs) -
         _nvml_inside(name, place, target, inputs),
         _nvml_on_host(name, inputs),
         _shm(name, target, revision),
-        _model(name, service, inputs),
+        _model(name, revision, inputs),
         _parallelism(name, service, revision),
     )
     return [refusal for refusal in checks if refusal is not None]
@@ -111,10 +111,14 @@ def _shm(name: str, target: TargetFacts, revision: Revision) -> Refusal | None:
     )
 
 
-def _model(name: str, service: Service, inputs: Inputs) -> Refusal | None:
-    facts = inputs.obs.services.get(name)
+def _model(name: str, revision: Revision, inputs: Inputs) -> Refusal | None:
+    """Only the spec's model is looked for, at the spec's target: of a revision with another nothing is known."""
+    facts, meant = inputs.obs.services.get(name), inputs.spec.services[name]
+    path = option(revision.argv, "model-path")
+    looked_for = (target_name(meant.target), meant.args.get("model-path"))
+    if (revision.target, path) != looked_for:
+        return None
     if facts is not None and facts.model_present == Known(value=False):
-        path = service.args.get("model-path")
         return _refusal(
             name,
             "ModelMissing",
@@ -125,9 +129,9 @@ def _model(name: str, service: Service, inputs: Inputs) -> Refusal | None:
 
 
 def _parallelism(name: str, service: Service, revision: Revision) -> Refusal | None:
-    given = (service.args.get(name) for name in ("tensor-parallel-size", "tp-size", "tp"))
-    tp = next((size for size in given if size is not None), 1)
-    if isinstance(tp, int) and tp > len(revision.gpus):
+    given = (option(revision.argv, flag) for flag in ("tensor-parallel-size", "tp-size", "tp"))
+    tp = next((int(size) for size in given if size.isdecimal()), 1)
+    if tp > len(revision.gpus):
         message = f"tensor-parallel-size {tp} needs {tp} GPUs; group {service.gpus} has {len(revision.gpus)}"
         return _refusal(name, "TooFewGpus", message, "correct the group or tensor-parallel-size")
     return None

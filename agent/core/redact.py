@@ -28,7 +28,7 @@ _TOKEN = re.compile(
 )
 _OWNERS = "access|private|auth|encryption|signing|master|account"
 _WORDS = rf"token|secret|password|passwd|passphrase|api[_-]?key|credentials?|(?:{_OWNERS})[_-]?key"
-_VALUE = r"(?!\(not shown\))(?:\"[^\"]+\"|'[^']+'|[\"']?[^\s\"'][^\s\"',;)\]}]*)"
+_VALUE = r"(?:\(not shown\)[^\s\"',;)\]}]*|\"[^\"]+\"|'[^']+'|[\"']?[^\s\"'][^\s\"',;)\]}]*)"
 _FLAG = re.compile(rf"(--[a-z0-9-]*(?:{_WORDS}))\s+(?!-){_VALUE}", re.IGNORECASE)
 
 

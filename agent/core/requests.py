@@ -4,8 +4,14 @@ from agent.core.memory import Memory, TrialRecord
 from agent.core.verdict import P2PVerdict
 
 
-def retried(memory: Memory, name: str) -> Memory:
-    """``name`` is a service, a GPU or a unit. Rejections, failures, the used budget and revoked verdicts are forgotten."""
+def retried(memory: Memory, name: str, *, removed: bool = False) -> Memory:
+    """``name`` is a service, a GPU or a unit. Rejections, failures, the used budget and revoked verdicts are forgotten.
+
+    ``removed``: the spec has no service of that name. What the agent knew of one is forgotten as a whole: a unit that
+    it left running is the operator's from now on.
+    """
+    if removed:
+        memory = _without_service(memory, name)
     mine = {k for k in (*memory.terminal, *memory.failures) if k.endswith(f"/{name}")}
     return memory.model_copy(
         update={
@@ -18,6 +24,16 @@ def retried(memory: Memory, name: str) -> Memory:
             "asked": tuple(sorted({*memory.asked, name})),
             "trials": {n: _measure_again(t) if n == name else t for n, t in memory.trials.items()},
             "verdicts": tuple(v for v in memory.verdicts if not (v.revoked and _concerns(v, name, memory))),
+        }
+    )
+
+
+def _without_service(memory: Memory, name: str) -> Memory:
+    return memory.model_copy(
+        update={
+            "promoted": {n: p for n, p in memory.promoted.items() if n != name},
+            "previous": {n: p for n, p in memory.previous.items() if n != name},
+            "trials": {n: t for n, t in memory.trials.items() if n != name},
         }
     )
 

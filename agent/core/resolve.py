@@ -20,14 +20,14 @@ from agent.core.obstacles import (
     unasked,
 )
 from agent.core.p2p_decision import P2PDecision, decide, holds, standing
-from agent.core.placing import as_found
+from agent.core.placing import as_found, taken
 from agent.core.plan import Refusal
 from agent.core.render import render, without_p2p
 from agent.core.revision import Revision, comparable
 from agent.core.selection import Selection, identify, select
 from agent.core.spec import Gate, Service, target_name
 
-Need = Literal["nothing", "prove", "trial", "wait"]
+Need = Literal["nothing", "prove", "stop", "trial", "wait"]
 SILENCE = 180.0  # seconds without an answer, over so many probes, before a running service is started anew
 SILENT_PROBES = 3
 
@@ -49,7 +49,9 @@ class ResolvedService:
     reason: str
     refusals: tuple[Refusal, ...] = ()
     running: bool = False  # its unit is active or on the way there
-    must_stop: bool = False  # it stands in the way of a driver change or of its own new revision
+    must_stop: bool = (
+        False  # it was rejected, or stands in the way of a driver change or of its own new revision
+    )
     p2p_obstacle: str = ""  # why its GPUs cannot be tested now, where they should be
     facts: ServiceFacts = field(default_factory=ServiceFacts)
 
@@ -166,6 +168,8 @@ def resolve_service(
     desired, problem = _render(name, service, gpus, inputs, p2p)
     effective = _effective(name, desired, service, inputs)
     need, reason = _need(effective, facts, inputs, running=running)
+    if running and desired is not None and effective is None and _rejected_runs(desired, facts, inputs):
+        need, reason = "stop", "it runs a revision that was rejected, and there is none to go back to"
     refusals = [*blockers, *([problem] if problem else [])]
     in_the_way = running and any(name in s.services and s.driver_wrong and s.refusal is None for s in slots)
     if in_the_way and effective is not None and need != "wait":
@@ -187,7 +191,7 @@ def resolve_service(
         need = "wait"
     return ResolvedService(
         name, service, gpus, p2p, desired, effective, need, reason, tuple(refusals), running,
-        must_stop=running and need == "trial", p2p_obstacle=obstacle, facts=facts,
+        must_stop=running and need in {"trial", "stop"}, p2p_obstacle=obstacle, facts=facts,
     )  # fmt: skip
 
 
@@ -241,8 +245,19 @@ def _effective(name: str, desired: Revision | None, service: Service, inputs: In
     return good.revision if good is not None else None
 
 
+def _rejected_runs(desired: Revision, facts: ServiceFacts, inputs: Inputs) -> bool:
+    """Also where a P2P verdict came or went since. A process that the agent did not start is none of its business."""
+    trial = inputs.memory.trials.get(desired.service)
+    tried = trial.revision if trial is not None else None
+    variant = tried is not None and without_p2p(tried).id == without_p2p(desired).id
+    return any(matches(r, facts) for r in (desired, tried if variant else None) if r is not None)
+
+
 def last_good(name: str, inputs: Inputs, *, besides: Revision) -> Promoted | None:
-    """The promoted revision that may run here now: other than the failed one, law 4 kept, its GPUs on nvidia.
+    """The promoted revision that may run here now: other than the failed one, laws 3 and 4 kept, its GPUs on nvidia.
+
+    The spec has the last word on where: GPUs that it no longer gives to this service, and a unit or port that it gives
+    to another one, are not taken back.
 
     Where only the verdict for P2P is gone, it is the same revision without P2P: unless that is the failed one, or the
     spec requires P2P.
@@ -252,6 +267,8 @@ def last_good(name: str, inputs: Inputs, *, besides: Revision) -> Promoted | Non
             promoted is None
             or promoted.revision.id == besides.id
             or not _on_nvidia(promoted.revision, inputs)
+            or not _given(promoted.revision, inputs)
+            or taken(promoted.revision, inputs.spec)
         ):
             continue
         if p2p_allowed(promoted.revision, inputs):
@@ -272,6 +289,11 @@ def p2p_allowed(revision: Revision, inputs: Inputs) -> bool:
 def _on_nvidia(revision: Revision, inputs: Inputs) -> bool:
     functions = [inputs.obs.function(gpu) for gpu in revision.gpus]
     return all(f is not None and f.driver == Known("nvidia") for f in functions)
+
+
+def _given(revision: Revision, inputs: Inputs) -> bool:
+    group = inputs.spec.services[revision.service].gpus
+    return set(revision.gpus) <= set(select(inputs).groups.get(group, ()))
 
 
 def matches(revision: Revision, facts: ServiceFacts) -> bool | None:
@@ -314,7 +336,8 @@ def _need(
 def _silent_too_long(name: str, facts: ServiceFacts, inputs: Inputs) -> str:
     """Why a promoted service that runs must be started anew: "" while it answers, or may still come to itself.
 
-    Who refuses connections and has never answered may still be loading: it has the time that a start has.
+    Who refuses connections and has never answered may still be loading, and who only lets probes time out may be
+    busy with its users: both have the time that a start has.
     """
     silence = facts.silence
     if silence is None:
@@ -322,7 +345,8 @@ def _silent_too_long(name: str, facts: ServiceFacts, inputs: Inputs) -> str:
     if name in inputs.memory.asked:
         return "it does not answer, and an operator asked for another try"
     loading = isinstance(facts.health, Absent) and not silence.answered
-    allowed = max(SILENCE, inputs.spec.services[name].gate.start_timeout) if loading else SILENCE
+    busy = silence.probes - silence.timed_out < SILENT_PROBES
+    allowed = max(SILENCE, inputs.spec.services[name].gate.start_timeout) if loading or busy else SILENCE
     if silence.probes < SILENT_PROBES or silence.seconds < allowed:
         return ""
     return f"it has not answered {silence.probes} health probes over {silence.seconds / 60:.0f} min"

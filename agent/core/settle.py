@@ -72,13 +72,14 @@ def unused(memory: Memory, plan: Plan | None, blocked: str) -> str:
 def settled(memory: Memory, plan: Plan, now: float) -> Memory:
     """The memory after a pass with this plan: the same object when nothing is settled.
 
-    A grant lasts while something is still to be done or waits. A failure of an action that is neither planned nor
-    refused is nobody's: it is forgotten once its waiting time is over, and at once on a converged host.
+    A grant lasts while something that it covers is still to be done or waits after a failure: what is refused for
+    another reason, or concerns something else, is no part of what was approved. A failure of an action that is neither
+    planned nor refused is nobody's: it is forgotten once its waiting time is over, and at once on a converged host.
     """
     changes: dict[str, object] = {}
     converged = not plan.actions and not plan.refusals
     grant = memory.grant
-    if grant is not None and (converged or now - grant.at >= GRANT_LIFE):
+    if grant is not None and (not _open(grant, plan) or now - grant.at >= GRANT_LIFE):
         changes["grant"] = None
     wanted = {(a.kind, a.target) for a in plan.actions} | {(r.kind, r.target) for r in plan.refusals}
     gone = {
@@ -91,6 +92,12 @@ def settled(memory: Memory, plan: Plan, now: float) -> Memory:
         changes["retry_after"] = {k: v for k, v in memory.retry_after.items() if k not in gone}
         changes["errors"] = {k: v for k, v in memory.errors.items() if k not in gone}
     return memory.model_copy(update=changes) if changes else memory
+
+
+def _open(grant: Grant, plan: Plan) -> bool:
+    """Something of the approved plan is left: planned, or held back after a failure."""
+    left = [set(a.touches) for a in plan.actions] + [set(r.touches) for r in plan.refusals]
+    return any(touches and touches <= set(grant.touches) for touches in left)
 
 
 def _touches(plan: Plan) -> set[str]:

@@ -7,10 +7,30 @@ import re
 import unicodedata
 from collections import Counter
 
-from agent.core.spec import SmokePrompt
+from agent.core.memory import Memory
+from agent.core.render import without_p2p
+from agent.core.revision import Revision
+from agent.core.spec import Service, SmokePrompt
 
 _RULERS = set("-=_*#~.+|`")  # characters that documents draw lines with
 _UNIT_LIMIT = 80  # longest phrase, in characters, that counts as a loop
+
+
+def prompts_for(
+    service: Service, revision: Revision, desired: Revision | None, memory: Memory
+) -> tuple[SmokePrompt, ...]:
+    """A promoted revision is asked what it was promoted with: the spec's answers may be those of another model.
+
+    With P2P switched off it is the same revision. One before it that the spec means again is a candidate like any.
+    """
+    promoted, previous = memory.promoted.get(revision.service), memory.previous.get(revision.service)
+    wanted = desired is not None and desired.id == revision.id
+    for known in (promoted, None if wanted else previous):
+        if known is None or known.smoke is None:
+            continue
+        if revision.id in {known.revision.id, without_p2p(known.revision).id}:
+            return known.smoke
+    return service.gate.smoke
 
 
 def check_answer(prompt: SmokePrompt, text: str, tokens: int, finish: str) -> str:

@@ -4,6 +4,7 @@ from agent.core.condition import Condition
 from agent.core.errors import TerminalError
 from agent.core.inputs import Inputs
 from agent.core.model import with_memory
+from agent.core.obstacles import selftest_waits
 from agent.core.p2p_decision import page_faults
 from agent.core.plan import Action, Disruption, Drift, Plan, Refusal, Stage
 from agent.core.resolve import Resolved, ResolvedService
@@ -33,7 +34,7 @@ class P2PKind:
     def plan(self, inputs: Inputs, resolved: Resolved) -> tuple[list[Action], list[Refusal]]:
         untested = [s for s in resolved.services.values() if s.untested]
         actions = [_action(s) for s in untested if not s.p2p_obstacle]
-        return actions, [_cannot_test(s) for s in untested if s.p2p_obstacle]
+        return actions, [_cannot_test(s, inputs) for s in untested if s.p2p_obstacle]
 
     def predict(self, action: Action, inputs: Inputs) -> Inputs:
         """The model assumes the worst: whatever comes after must also be right with P2P off."""
@@ -57,10 +58,11 @@ class P2PKind:
         raise TerminalError(f"{action.verb} is run by the prover", reason="WrongDoor")
 
 
-def _cannot_test(service: ResolvedService) -> Refusal:
+def _cannot_test(service: ResolvedService, inputs: Inputs) -> Refusal:
     message = f"its GPUs cannot be tested now: {service.p2p_obstacle}"
     step = "they are tested as soon as they are idle and the host can be read"
-    return Refusal("p2p", service.name, "NotTestable", message, step)
+    held_back = service.gpus if selftest_waits(service.name, inputs) else ()
+    return Refusal("p2p", service.name, "NotTestable", message, step, touches=held_back)
 
 
 def _action(service: ResolvedService) -> Action:

@@ -26,7 +26,7 @@ class ServiceKind:
         return [
             Drift(self.name, s.name, "runs", _revision(s.effective), s.reason, _because(s))
             for s in resolved.services.values()
-            if s.need in {"trial", "prove"} or (s.need == "wait" and s.effective is not None)
+            if s.need in {"trial", "prove", "stop"} or (s.need == "wait" and s.effective is not None)
         ]
 
     def plan(self, inputs: Inputs, resolved: Resolved) -> tuple[list[Action], list[Refusal]]:
@@ -112,6 +112,8 @@ def _revision(revision: Revision | None) -> str:
 def _because(service: ResolvedService) -> str:
     if service.fallback:
         return "the last good revision: the one the spec means was rejected"
+    if service.need == "stop":
+        return "the revision that the spec means was rejected"
     return service.p2p.reason if service.effective and not service.effective.p2p else "the spec"
 
 
@@ -131,10 +133,11 @@ def _place(service: ResolvedService) -> tuple[str, str]:
 
 
 def _stop(service: ResolvedService, inputs: Inputs) -> Action:
+    undo = "start it again" if service.effective else f"change the spec, or run: agent retry {service.name}"
     return Action(
         "service", "stop", service.name, f"drain and stop {service.found.unit} in {target_name(service.found.target)}, and prove it stopped",
         Stage.STOP, Disruption.RESTART, touches=_touches(service, inputs), hits=(f"users of {service.name}",),
-        undo="start it again", why=service.reason,
+        undo=undo, why=service.reason,
     )  # fmt: skip
 
 
@@ -238,6 +241,11 @@ def _condition(service: ResolvedService, inputs: Inputs, waiting: Refusal | None
         )
     if isinstance(facts.health, Unknown) and _working(facts.health):
         return Condition(type=kind, status="Unknown", reason="Working", message=facts.health.reason)
+    if rejected is not None and service.effective is None and blocking is None:
+        message = f"nothing may run: {rejected.message}"
+        return Condition(
+            type=kind, status="False", reason=rejected.reason, message=message, next_step=rejected.next_step
+        )
     if isinstance(facts.health, Unknown):
         return _silent_condition(service, facts.health, blocking)
     if blocking is not None:

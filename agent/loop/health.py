@@ -27,14 +27,16 @@ class _Probe:
     answered: bool = False
     failed: int = 0  # probes in a row, the last one included
     failed_since: float = 0.0
+    timed_out: int = 0  # of those that failed
 
     def learn(self, fact: Fact[str], at: float) -> None:
         self.fact, self.at = fact, at
         if isinstance(fact, Known):
-            self.answered, self.failed = True, 0
+            self.answered, self.failed, self.timed_out = True, 0, 0
             return
         self.failed_since = self.failed_since if self.failed else at
         self.failed += 1
+        self.timed_out += isinstance(fact, Unknown) and fact.code == "Timeout"
 
 
 class HealthProbe:
@@ -65,7 +67,7 @@ class HealthProbe:
         probe = self._probes.get(name)
         if probe is None or not probe.failed or self.paused:
             return None
-        return Silence(probe.failed, probe.at - probe.failed_since, probe.answered)
+        return Silence(probe.failed, probe.at - probe.failed_since, probe.answered, probe.timed_out)
 
     def forget(self, name: str) -> None:
         """The service is not running (or was just proved): the next look asks anew."""

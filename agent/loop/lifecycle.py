@@ -16,7 +16,7 @@ from agent.core.render import SECRETS, port_of, served_name
 from agent.core.resolve import matches
 from agent.core.revision import Revision
 from agent.core.smoke import check_answer
-from agent.core.spec import Service, target_name
+from agent.core.spec import Service, SmokePrompt, target_name
 from agent.loop.observe import Observer
 from agent.ports import Ports, TargetPort
 
@@ -205,9 +205,9 @@ class Lifecycle:
         )
         return f"KV cache {tokens.split()[0].rstrip(',')} tokens" if tokens else ""
 
-    async def smoke(self, service: Service) -> None:
+    async def smoke(self, service: Service, prompts: tuple[SmokePrompt, ...]) -> None:
         url = self.target(service).endpoint(port_of(service))
-        for prompt in service.gate.smoke:
+        for prompt in prompts:
             try:
                 answer = await self.ports.inference.complete(
                     url, served_name(service), prompt.ask, SMOKE_TOKENS, 120.0

@@ -70,7 +70,7 @@ class Observer:
             self._host_files(),
             self._units("host", (*spec.policy.quiesce, *memory.stopped_units)),
             self._targets(_places(spec, nvml, memory)),
-            self._services(spec.services, memory),
+            self._services(spec, memory),
         )
         gaps = self.kernel_log.gaps
         return Observation(
@@ -167,28 +167,32 @@ class Observer:
             for n, f in zip(wanted, facts, strict=True)
         }
 
-    async def _services(self, services: Mapping[str, Service], memory: Memory) -> Mapping[str, ServiceFacts]:
-        names = sorted(services)
-        facts = await asyncio.gather(*(self._wherever(n, services[n], memory) for n in names))
+    async def _services(self, spec: Spec, memory: Memory) -> Mapping[str, ServiceFacts]:
+        names = sorted(spec.services)
+        facts = await asyncio.gather(*(self._wherever(n, spec, memory) for n in names))
         return dict(zip(names, facts, strict=True))
 
-    async def _wherever(self, name: str, service: Service, memory: Memory) -> ServiceFacts:
+    async def _wherever(self, name: str, spec: Spec, memory: Memory) -> ServiceFacts:
         """At the spec's unit, or while nothing runs there, at one where the agent started it before."""
-        others = [at_place(service, p) for p in other_places(name, service, memory)]
+        service = spec.services[name]
+        others = [at_place(service, p) for p in other_places(name, spec, memory)]
         for place in (service, *others) if others else ():
             unit = await self._fact(self.ports.targets(target_name(place.target)).unit, place.unit)
             if (isinstance(unit, Known) and unit.value.active_state in RUNNING) or (
                 isinstance(unit, Unknown) and place is service
             ):
-                return await self.service(name, place)
+                return await self.service(name, place, meant=service)
         return await self.service(name, service)
 
-    async def service(self, name: str, service: Service) -> ServiceFacts:
-        """One service's unit, owned files, process, model path and health."""
+    async def service(self, name: str, service: Service, meant: Service | None = None) -> ServiceFacts:
+        """One service's unit, owned files, process, model path and health.
+
+        ``meant``: as the spec has it, where ``service`` is at another place. Its model is needed where it is to run.
+        """
         at = (target_name(service.target), service.unit)
         port = self.ports.targets(at[0])
         unit, files, model = await asyncio.gather(
-            self._fact(port.unit, service.unit), self._files(port, service), self._model(port, service)
+            self._fact(port.unit, service.unit), self._files(port, service), self._model(meant or service)
         )
         if not isinstance(unit, Known):
             return ServiceFacts(unit, files, Unknown("its unit cannot be read"), model, at=at)
@@ -208,11 +212,11 @@ class Observer:
             return Known({path: fact.value} if fact.value is not None else {})
         return fact if isinstance(fact, Unknown) else Known({})
 
-    async def _model(self, port: TargetPort, service: Service) -> Fact[bool]:
+    async def _model(self, service: Service) -> Fact[bool]:
         path = service.args.get("model-path")
         if not isinstance(path, str) or not path.startswith("/"):
             return Absent("the model is named, not a path")
-        return await self._fact(port.exists, path)
+        return await self._fact(self.ports.targets(target_name(service.target)).exists, path)
 
     async def _process(self, port: TargetPort, unit: Unit) -> Fact[Process]:
         if not unit.main_pid:
@@ -226,7 +230,7 @@ class Observer:
 def _places(spec: Spec, nvml: Fact[Nvml], memory: Memory) -> set[str]:
     """The services' targets; and the host's own user space when NVML fails there, for it may be its version."""
     places = {target_name(s.target) for s in spec.services.values()}
-    places |= {target for n, s in spec.services.items() for target, _ in other_places(n, s, memory)}
+    places |= {target for n in spec.services for target, _ in other_places(n, spec, memory)}
     return places | {"host"} if isinstance(nvml, Unknown) else places
 
 

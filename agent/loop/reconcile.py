@@ -76,9 +76,9 @@ class Reconciler:
     async def run_pass(self, trigger: str) -> PassResult:
         pass_id, started = uuid.uuid4().hex[:8], self.ports.clock.now()
         started_at = asyncio.get_running_loop().time()
-        self._take_requests()
         self.executor.trials.edited.clear()  # an edit from here on is another pass's
         await self.specs.refresh()
+        self._take_requests()  # under the spec in force: a retry means something else for what the spec does not have
         host = self.specs.host
         if host is None:
             result = PassResult(
@@ -208,7 +208,9 @@ class Reconciler:
             if verb == "approve":
                 self.store.update(approved=argument)
             elif verb == "retry":
-                self.store.save(retried(memory, argument))
+                host = self.specs.host
+                removed = host is not None and argument not in host.spec.services
+                self.store.save(retried(memory, argument, removed=removed))
         self._last = None if self._last and self._last.inputs.memory is not self.store.memory else self._last
 
     def conditions(self, decision: Decision) -> tuple[Condition, ...]:

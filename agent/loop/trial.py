@@ -19,7 +19,8 @@ from agent.core.redact import redact
 from agent.core.render import without_p2p
 from agent.core.resolve import ResolvedService, last_good, p2p_allowed, resolve, trial_key
 from agent.core.revision import Revision, option
-from agent.core.spec import Service
+from agent.core.smoke import prompts_for
+from agent.core.spec import Service, SmokePrompt
 from agent.core.trial import (
     PROVE_PHASES,
     RESTORE_PHASES,
@@ -141,6 +142,9 @@ class _Trial:
             return self._refuse()
         self.again = self.resolved.fallback or unasked(self.name, revision, self.trials.store.memory)
         self.started = revision if mode == "prove" else None
+        # This is the other try that an operator asked for: silence after it is judged like any silence.
+        memory = self.trials.store.memory
+        self.trials.store.update(asked=tuple(n for n in memory.asked if n != self.name))
         self._remember(revision, "assert-stopped" if mode == "trial" else "ready")
         phases = TRIAL_PHASES if mode == "trial" else PROVE_PHASES
         step = await self._walk(phases, revision)
@@ -248,7 +252,7 @@ class _Trial:
             case "effective":
                 return await steps.effective(self.name, service, revision)
             case "smoke":
-                await steps.smoke(service)
+                await steps.smoke(service, self._prompts(revision))
             case "benchmark":
                 await self._measure(revision)
             case "judge":
@@ -256,6 +260,9 @@ class _Trial:
             case _:
                 raise PhaseFailedError("UnknownPhase", phase)
         return None
+
+    def _prompts(self, revision: Revision) -> tuple[SmokePrompt, ...]:
+        return prompts_for(self.service, revision, self.resolved.desired, self.trials.store.memory)
 
     async def _assert_allowed(self, revision: Revision) -> None:
         """Law 4 at the last moment: a page fault since the plan was made takes the verdict away."""
@@ -367,8 +374,9 @@ class _Trial:
         if old is not None and old.revision.id != revision.id:
             changes["previous"] = {**memory.previous, self.name: old}
         promoted = Promoted(
-            revision=revision, generation=self.inputs.generation, at=self.now, benchmark=self.benchmark
-        )
+            revision=revision, generation=self.inputs.generation, at=self.now, benchmark=self.benchmark,
+            smoke=self._prompts(revision),
+        )  # fmt: skip
         changes["promoted"] = {**memory.promoted, self.name: promoted}
         if self.benchmark is not None:
             changes["baselines"] = add_result(memory.baselines, self.benchmark)
@@ -411,7 +419,9 @@ class _Trial:
         raise TransientError(f"{self.name}: {message}", reason="RollbackFailed")
 
     async def _stop_quietly(self, revision: Revision) -> None:
-        """Stop what must not go on running; what stands in the way of that is found by the next pass."""
+        """Stop what must not go on running. Where that fails, or a kill comes first, the next pass stops what was
+        rejected; a last good revision is judged there by its health.
+        """
         steps, allowed = self.trials.lifecycle, self.service.gate.stop_timeout
         stop = steps.stop(placed(self.service, self.started or revision), allowed)
         with contextlib.suppress(PhaseFailedError, OSError):

@@ -39,7 +39,8 @@ def simulated_host(
     ``inference`` makes the real HTTP client. ``time_factor`` overrides the scenario's and the profile's.
     ``edit_spec`` hears of the scenario's edits of the spec file. Raises ``ScenarioError`` for bad files.
     """
-    name = scenario.profile if scenario is not None and isinstance(profile, str) else profile
+    named = scenario is not None and "profile" in scenario.model_fields_set and isinstance(profile, str)
+    name = scenario.profile if scenario is not None and named else profile
     made = load_profile(name) if isinstance(name, str) else name
     world = World(made, state=state, scenario=scenario, time_factor=time_factor, edit_spec=edit_spec)
     targets: dict[str, SimTarget] = {}

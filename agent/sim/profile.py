@@ -150,7 +150,7 @@ def load_profile(name: str) -> Profile:
         known = ", ".join(
             sorted(p.name.removesuffix(".yaml") for p in folder.iterdir() if p.name.endswith(".yaml"))
         )
-        raise ScenarioError((f"no profile is called {name!r}; there are: {known}",))
+        raise ScenarioError((f"no profile is called {name!r}; there are: {known}, synthetic-N",))
     data, line_of = read_yaml(file.read_text(encoding="utf-8"), f"{name}.yaml")
     try:
         return Profile.model_validate(data)

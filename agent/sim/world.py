@@ -111,9 +111,7 @@ class World:
                 (f"{self.path} holds no simulated host of this version; remove it",)
             ) from error
         if state.profile != self.profile.name:
-            message = (
-                f"{self.path} holds a host of profile {state.profile}, not {self.profile.name}; remove it"
-            )
+            message = f"{self.path} holds a host of profile {state.profile}, not {self.profile.name}: use another --root"
             raise ScenarioError((message,))
         return state
 
@@ -266,3 +264,11 @@ class World:
             ticker.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await ticker
+
+
+def remembered_profile(state: Path) -> str:
+    """The profile of the host that a state file holds; "" when it holds none that can be read."""
+    try:
+        return WorldState.model_validate_json(state.read_bytes()).profile
+    except (OSError, ValidationError):
+        return ""

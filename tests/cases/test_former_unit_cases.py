@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.cases.operating import TARGET, UNIT, patient_health, recipe, rig, steady
+from tests.cases.operating import TARGET, UNIT, asks, patient_health, recipe, rig, steady
 from tests.rig import Rig
 
 OTHER_UNIT = "sglang-glm.service"
@@ -86,6 +86,27 @@ async def test_a_service_under_another_name_waits_before_anything_starts_until_t
         assert host.condition("ServiceReady/glm").reason == "Promoted"
         assert runs(host, OTHER_UNIT)
         assert host.status().ready == "True"
+
+
+async def test_a_former_unit_that_the_operator_keeps_is_forgotten_by_a_retry(tmp_path: Path) -> None:
+    """Also when the request waits for an agent; and what holds GPUs still stands in the way, whoever it belongs to."""
+    async with rig(tmp_path) as host:
+        await host.converge()
+        host.write_spec(recipe(services={"qwen": None}))
+        await host.converge()
+        assert "agent retry qwen" in host.condition("FormerUnitsStopped").next_step
+        before = list(host.world.writes)
+        asks(host, "retry", "qwen")
+        await host.restart()
+        result = await host.converge()
+        assert result.sentence.startswith("Converged")
+        assert host.status().ready == "True"
+        assert "qwen" not in {**host.memory.promoted, **host.memory.previous, **host.memory.trials}
+        host.write_spec(under_another_name())
+        await host.converge()
+        assert host.status().ready != "True"
+        assert host.world.writes == before
+        assert runs(host, UNIT)
 
 
 async def test_a_former_unit_that_comes_up_again_is_named(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from agent.core.fact import Unknown
 from tests.cases.operating import (
     asks,
     journal,
@@ -152,6 +153,26 @@ async def test_S10_a_degraded_service_stays_up_and_is_not_called_healthy_after_a
         await agent.converge()
         assert agent.condition("ServiceReady/qwen").reason == "Promoted"
         assert starts(agent) == count  # measured as it runs
+
+
+async def test_a_retry_is_used_up_by_the_start_that_it_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also when the started service then misses a few health probes: that silence is judged like any other."""
+    async with rig(tmp_path) as agent:
+        await agent.converge()
+        service_dies(agent)
+        asks(agent, "retry", "qwen")
+
+        async def slow(*_: object) -> Unknown:
+            return Unknown("no answer within 30 s", "Timeout")
+
+        monkeypatch.setattr("agent.loop.health.HealthProbe._ask", slow)
+        for _ in range(4):
+            await agent.one_pass()
+        assert agent.memory.asked == ()
+        assert starts(agent) == 2
+        assert agent.condition("ServiceReady/qwen").reason == "NotAnswering"
 
 
 async def test_S10_a_service_found_degraded_is_measured_before_it_is_called_anything(tmp_path: Path) -> None:

@@ -372,3 +372,10 @@ def test_a_bare_override_is_not_a_move() -> None:
     """The one write on a device that unbinds nothing."""
     held = idle_host(build.held(GPU, FOREIGN), build.function(GPU, driver_override=Absent()))
     assert broken(held, bind(GPU, driver="vfio-pci", verb="mend-override")) == set()
+
+
+def test_law_3_a_service_starts_only_on_gpus_that_the_spec_names_for_it() -> None:
+    base = type_host(None, split())
+    assert broken(base, replace(trial(), touches=(build.UNIT, *FIRST))) == set()
+    assert 3 in broken(base, replace(trial(), touches=(build.UNIT, *FIRST, GPU)))
+    assert 3 in broken(base, replace(trial(), verb="prove", touches=(build.UNIT, GPU)))

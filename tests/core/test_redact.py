@@ -1,6 +1,7 @@
 """Law 10 for the words of others: no credential is left in them, and the rest stays readable."""
 
 import json
+import re
 
 import pytest
 from hypothesis import given
@@ -33,6 +34,11 @@ PLAIN = (
         ("Authorization: Bearer abc.def-ghi", "Authorization: Bearer (not shown)"),
         ("-----BEGIN PRIVATE KEY-----\nMIIB\n-----END PRIVATE KEY-----; next", "(not shown); next"),
         ("-----BEGIN RSA PRIVATE KEY-----; MIIB; cut", "(not shown)"),
+        (
+            "token=-----BEGIN PRIVATE KEY-----\nMIIB\n-----END PRIVATE KEY-----, next",
+            "token (not shown), next",
+        ),
+        ("password: (not shown), next", "password (not shown), next"),
     ],
 )
 def test_a_credential_is_not_shown_and_what_stands_around_it_is(text: str, kept: str) -> None:
@@ -55,9 +61,10 @@ def test_plain_data_is_redacted_through_and_through() -> None:
     assert redact_all({"at": 1.0, "n": 3}) == {"at": 1.0, "n": 3}
 
 
-PIECES = st.sampled_from(
-    ["token", "=", ":", " ", '"', "'", "api-key", "HF_TOKEN", "abc", "--", ",", TOKEN, "://", "@", "\n", "("]
-)
+KEY_BLOCK = ("-----BEGIN RSA PRIVATE KEY-----", "-----END RSA PRIVATE KEY-----")
+WORDS = ("token", "api-key", "HF_TOKEN", "abc", TOKEN, "(not shown)", "bearer ", "://u:p@")
+SIGNS = ("=", ":", " ", '"', "'", "--", ",", "://", "@", "\n", "(")
+PIECES = st.sampled_from([*KEY_BLOCK, *WORDS, *SIGNS])
 
 
 @given(st.lists(PIECES, max_size=14).map("".join) | st.text(max_size=80))
@@ -67,6 +74,6 @@ def test_nothing_that_looks_like_a_credential_is_left_and_twice_is_the_same(text
     assert TOKEN not in once
     assert redact(once) == once
     named = redact(text, ("abc",))
-    assert "abc=" not in named
+    assert re.search(r"\babc=", named) is None
     assert not secret_value(named)
     assert redact(named, ("abc",)) == named

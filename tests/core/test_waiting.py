@@ -75,6 +75,14 @@ def test_a_service_that_may_still_be_loading_has_the_time_that_a_start_has() -> 
     assert silent(Silence(9, SILENCE, answered=True), refused=True) == "trial"
 
 
+def test_a_busy_server_whose_probes_only_time_out_is_left_alone_for_as_long_as_a_start_may_take() -> None:
+    allowed = converged().spec.services["qwen"].gate.start_timeout
+    assert silent(Silence(9, allowed - 1, answered=True, timed_out=9)) == "nothing"
+    assert silent(Silence(9, allowed - 1, answered=True, timed_out=7)) == "nothing"
+    assert silent(Silence(9, SILENCE, answered=True, timed_out=6)) == "trial"
+    assert silent(Silence(30, allowed, answered=True, timed_out=30)) == "trial"
+
+
 def test_an_operator_who_asks_need_not_wait_and_what_answers_is_left_alone() -> None:
     assert silent(Silence(1, 0.0, answered=False), asked=True) == "trial"
     assert silent(None, asked=True) == "nothing"

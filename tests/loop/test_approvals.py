@@ -73,6 +73,29 @@ async def test_an_approval_left_while_no_agent_ran_is_taken_up_by_the_next_one(t
         assert agent.status().ready == "True"
 
 
+async def test_an_approval_is_used_up_when_only_something_else_still_waits(tmp_path: Path) -> None:
+    """A rejected revision waits for a person for weeks: that does not keep the approval of a driver change alive."""
+    gpu = "0000:81:00.0"
+    scenario = "faults: [{on: service.start, times: 1, after: 1, crash: {status: 1, after: 1, log: [boom]}}]"
+    async with rig(tmp_path, scenario=scenario) as agent:
+        await agent.converge()
+        policy = {"allow": ["live", "restart"]}
+        args = {"max-running-requests": 64}
+        agent.write_spec(recipe(policy=policy, services={"qwen": {"args": args}}))
+        await agent.converge()
+        assert "qwen" in agent.memory.rejected
+        for approved in (True, False):
+            with agent.world.change() as state:
+                state.functions[gpu].driver, state.functions[gpu].override = "nvidia", ""
+            result = await agent.one_pass()
+            assert "needs rebind" in result.blocked
+            if approved and result.plan is not None:
+                asks(agent, "approve", result.plan.id)
+                await agent.converge()
+                assert agent.world.state.functions[gpu].driver == "vfio-pci"
+                assert agent.memory.grant is None
+
+
 async def half_done(agent: Rig) -> None:
     """An approved plan that stopped for a bind which fails once, up to where only the failed part waits."""
     await agent.converge()

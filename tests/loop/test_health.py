@@ -147,7 +147,9 @@ async def test_probes_without_an_answer_are_counted_and_timed_until_one_is_answe
         probed.clock.go_on(INTERVAL)
         await probed.of()
         await probed.settle()
-        assert probed.probe.silence("qwen") == Silence(probes, (probes - 1) * INTERVAL, answered=True)
+        assert probed.probe.silence("qwen") == Silence(
+            probes, (probes - 1) * INTERVAL, answered=True, timed_out=probes
+        )
     probed.server.answer = 1
     probed.clock.go_on(INTERVAL)
     await probed.of()
