@@ -15,7 +15,7 @@ from watchfiles import awatch
 from agent.host.symlinks import entries_to
 
 _DEBOUNCE_MS = 400  # the longest a burst can put off its trigger
-_STEP_MS = 100  # a burst ends with this much quiet; the watching thread also wakes this often
+_STEP_MS = 200  # a burst ends with this much quiet; the watching thread also wakes this often
 _LOOK_MS = 5000  # look at least this often, event or not
 _RETRY = 0.05
 
