@@ -27,9 +27,9 @@ check: $(READY)
 	@$(BIN)/mypy
 	@PYTHONPATH=. $(BIN)/lint-imports --no-cache
 
+# The slow rings; as root. What this machine lacks is skipped with the reason, and fails with AGENT_CI=1.
 test-system: $(READY)
-	@$(BIN)/python -m pytest -m system $(ARGS); status=$$?; \
-	if [ $$status = 5 ]; then echo "test-system: this version has no slow rings yet"; else exit $$status; fi
+	@$(BIN)/python -m pytest -m system $(ARGS)
 
 bench: $(READY)
 	@$(BIN)/python -m tests.bench --out build/bench.json

@@ -40,6 +40,13 @@ class PlatformPort(Protocol):
         """Write /sys/module/MODULE/parameters/PARAMETER."""
         ...
 
+    async def refresh_boot_loader(self) -> None:
+        """Make the boot loader's own files anew from what an operator edits, by this host's own command.
+
+        Returns when the command has ended well. Success says nothing: read ``next_cmdline`` afterwards.
+        """
+        ...
+
 
 class PciPort(Protocol):
     """sysfs verbs. None of them verifies: reading back is the caller's."""
@@ -61,6 +68,7 @@ class PciPort(Protocol):
     async def unbind_state(self, address: str) -> str:
         """One of: running, done, "failed: ERRNO", or none: none of ours is pending, of an earlier run neither.
 
+        What is known of the waiting task may follow running, as in "running: state D in nv_pci_remove".
         Raises OSError where that cannot be told: the device is then left alone.
         """
         ...
@@ -92,11 +100,17 @@ class HoldersPort(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class KernelLines:
-    """Kernel log lines after a cursor: (wall clock seconds, text). ``gap`` is True when lines were lost."""
+    """Kernel log lines after a cursor: (wall clock seconds, text).
+
+    ``gap``: lines were lost. ``more``: a bound was met, and lines are left for another read. ``fresh``: the cursor
+    means nothing in this boot, so these lines begin with its first one: what was known of the log before is void.
+    """
 
     lines: tuple[tuple[float, str], ...]
     cursor: str
     gap: bool = False
+    more: bool = False
+    fresh: bool = False
 
 
 class KernelLogPort(Protocol):

@@ -96,7 +96,7 @@ class Rig:
             edit_spec=spec_editor(self.spec),
         )
         self.agent = assemble_on(
-            self.host.ports, Paths(self.root, self.spec), simulation=self.host, deadline=2.0
+            self.host.ports, Paths(self.root, self.spec), host=self.host, deadline=2.0
         )
 
     async def close(self) -> None:

@@ -74,17 +74,16 @@ async def _daemon(args: argparse.Namespace, kind: str, profile: str, paths: Path
 
 
 async def _apply(args: argparse.Namespace, kind: str, profile: str, paths: Paths) -> int:
-    from agent.app.wiring import NOT_ACTING, assemble
+    from agent.app.wiring import assemble, require_root
     from agent.host.lockfile import InstanceLock
 
-    if kind == "real":
-        print(f"agent: {NOT_ACTING}. See what it would do with: agent plan --host real", file=sys.stderr)
-        return ERROR
+    require_root(_choice(args, kind, profile))
     paths.state.mkdir(parents=True, exist_ok=True, mode=0o700)
     printer = ProgressPrinter(sys.stdout, use_color(sys.stdout))
     with InstanceLock(paths.lock):
         assembly = assemble(_choice(args, kind, profile), paths)
-        printer.step(_simulated_words(assembly.ports.simulated))
+        if assembly.ports.simulated:
+            printer.step(_simulated_words(assembly.ports.simulated))
         assembly.progress = printer.activity
         try:
             for _ in range(MOST_PASSES):

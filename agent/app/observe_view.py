@@ -9,6 +9,7 @@ from agent.app.observe_dict import HIDDEN, observation_to_dict, shown, shown_arg
 from agent.app.status_page import table
 from agent.app.terminal import Style, cells, escape, pad, wrap
 from agent.core.fact import Absent, Fact, Known, Unknown
+from agent.core.kernel_log import note
 from agent.core.observation import (
     Gpu,
     Holder,
@@ -20,6 +21,7 @@ from agent.core.observation import (
     ServiceFacts,
     Unit,
 )
+from agent.core.unbind_state import detail_of
 
 __all__ = ["observation_to_dict", "render_observation"]
 
@@ -86,8 +88,16 @@ def _platform(obs: Observation, style: Style) -> list[Row]:
     facts: dict[str, Fact[Any]] = {
         "boot id": seen.boot_id, "kernel": seen.kernel_release, "command line": seen.cmdline, "SEV-SNP": seen.sev_snp,
         "NVIDIA kernel driver": seen.nvidia_driver, "systemd": seen.systemd, "modprobe.d options": seen.module_options,
+        "boot loader": seen.boot_loader, "next command line": seen.next_cmdline,
     }  # fmt: skip
-    return [(name, _tell(fact, style)) for name, fact in facts.items()]
+    rows = [(name, _tell(fact, style)) for name, fact in facts.items()]
+    return [
+        *rows,
+        (
+            "GPU drivers in the initramfs",
+            _tell(seen.initramfs, style, lambda i: " ".join(i.modules) or "none"),
+        ),
+    ]
 
 
 def _modules(obs: Observation, style: Style) -> list[str]:
@@ -117,8 +127,10 @@ def _pci(obs: Observation, style: Style) -> list[str]:
     body = [heads, *(_function(f, pci) for f in ours)]
     lines = ["  " + line for line in table(body, left=frozenset(range(len(heads))))]
     lines += _rows(_reasons(ours, style))
+    lines += _rows([(f.address, _recovery(f, style)) for f in ours if f.is_gpu])
     if pci.pending_unbinds:
-        lines.append(style.bad(f"  unbinds that have not returned: {escape(', '.join(pci.pending_unbinds))}"))
+        told = ", ".join(f"{a}{detail_of(obs.unbinds.get(a))}" for a in pci.pending_unbinds)
+        lines.append(style.bad(f"  unbinds that have not returned: {escape(told)}"))
     return lines
 
 
@@ -151,6 +163,14 @@ def _link(function: PciFunction) -> str:
         return "none"
     told = f"{_word(now[0])} x{_word(now[1])}"
     return told if now == most else f"{told} of {_word(most[0])} x{_word(most[1])}"
+
+
+def _recovery(function: PciFunction, style: Style) -> str:
+    """What there is to bring a lost GPU back, and whether the kernel may put it to sleep."""
+    told = f"reset by {_tell(function.reset_methods, style)}, power control {_tell(function.power_control, style)}"
+    if isinstance(function.sriov_numvfs, Absent):
+        return told
+    return f"{told}, virtual functions {_tell(function.sriov_numvfs, style)}"
 
 
 def _reasons(functions: list[PciFunction], style: Style) -> list[Row]:
@@ -283,9 +303,13 @@ def _events(obs: Observation, style: Style) -> list[str]:
     events = obs.kernel_events
     if not isinstance(events, Known):
         return _rows([("kernel log", _tell(events, style))])
-    if not events.value:
+    gaps = [("kernel log", "lines of this boot were overwritten unread")] if obs.kernel_gaps else []
+    left = (
+        [("kernel log", "it grows faster than it can be read: lines are left")] if obs.kernel_unread else []
+    )
+    if not events.value and not gaps and not left:
         return ["  none that the agent knows"]
-    return _rows(row for event in events.value for row in _event(event))
+    return _rows([*gaps, *left, *(row for event in events.value for row in _event(event))])
 
 
 def _event(event: KernelEvent) -> list[Row]:
@@ -293,4 +317,6 @@ def _event(event: KernelEvent) -> list[Row]:
     peer = f", peer {event.peer}" if event.peer else ""
     last = time.strftime("%Y-%m-%d %H:%M:%SZ", time.gmtime(event.last))
     told = f"{event.sort}{code}, count {event.count} or more, last {last}{peer}"
-    return [(event.address or "host", escape(told)), ("", escape(shown(event.sample)))]
+    told_of = note(event)
+    meant = f"{told_of.meaning}; next: {told_of.next_step}"
+    return [(event.address or "host", escape(told)), ("", escape(shown(event.sample))), ("", escape(meant))]

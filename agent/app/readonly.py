@@ -1,7 +1,7 @@
 """Looking without touching: ``plan`` and ``observe`` write nothing and need no lock."""
 
 from agent.app.paths import Paths
-from agent.app.wiring import NOT_ACTING, Choice, open_host
+from agent.app.wiring import Choice, open_host
 from agent.core.errors import AgentError, SpecError, TerminalError
 from agent.core.inputs import Inputs
 from agent.core.laws import check_plan
@@ -17,6 +17,7 @@ from agent.loop.absorb import absorb
 from agent.loop.health import HealthProbe
 from agent.loop.observe import Observer
 from agent.loop.specs import adopt
+from agent.loop.store import saved_kernel_log
 
 EMPTY_SPEC = {"apiVersion": "gpu-host/v1", "kind": "GpuHost", "metadata": {"name": "none"}, "spec": {}}
 
@@ -32,7 +33,7 @@ async def plan_only(choice: Choice, paths: Paths) -> tuple[Plan, str, bool, str]
     inputs = Inputs(host, memory.generation, obs, absorb(memory, obs, now), now, bool(simulated))
     plan = plan_all(ALL, inputs)
     violations = check_plan(plan, inputs, trajectory(ALL, plan, inputs))
-    blocked, approvable = barred(plan, inputs, violations, "" if simulated else NOT_ACTING)
+    blocked, approvable = barred(plan, inputs, violations)
     return plan, blocked, approvable, simulated
 
 
@@ -49,10 +50,13 @@ async def observe_only(choice: Choice, paths: Paths) -> tuple[Observation, str]:
 async def _observe(
     choice: Choice, paths: Paths, host: GpuHost, memory: Memory
 ) -> tuple[Observation, str, float]:
-    ports, simulation = open_host(choice, paths)
+    opened = open_host(choice, paths, lambda: host.spec.platform.modules)
+    ports = opened.ports
     health = HealthProbe(ports)
     try:
-        return await Observer(ports, health).observe(host, memory), ports.simulated, ports.clock.now()
+        # Where the daemon's records end, this goes on: lines that the kernel has overwritten since are in them only.
+        observer = Observer(ports, health, kernel_log=saved_kernel_log(paths.state))
+        return await observer.observe(host, memory), ports.simulated, ports.clock.now()
     except (AgentError, OSError):
         raise
     except Exception as error:
@@ -63,8 +67,7 @@ async def _observe(
         ) from error
     finally:
         await health.close()
-        if simulation is not None:
-            await simulation.close()
+        await opened.close()
 
 
 def _load(paths: Paths) -> LoadedSpec:

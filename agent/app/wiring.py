@@ -1,15 +1,17 @@
 """The one place that chooses real or simulated, and puts the parts together."""
 
 import asyncio
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from agent.app.paths import ETC_SPEC, Paths
 from agent.core.errors import TerminalError
+from agent.core.spec import GpuHost
 from agent.host.inference import HttpInference
-from agent.host.real import real_ports
+from agent.host.real import RealHost, real_host
 from agent.host.spec_file import FileSpecSource
 from agent.kinds import ALL
 from agent.loop.execute import Executor
@@ -31,7 +33,6 @@ from agent.sim.spec_edit import spec_editor
 from agent.sim.world import remembered_profile
 
 TYPE_HOST = "esc8000a"
-NOT_ACTING = "acting on real hosts is not offered by this version: it observes and plans only"
 
 
 class SilentNotify:
@@ -62,14 +63,14 @@ class Assembly:
     reconciler: Reconciler
     triggers: Triggers
     edited: asyncio.Event
-    simulation: SimulatedHost | None
+    host: SimulatedHost | RealHost | None
     progress: Callable[[str], None] = field(default=lambda _text: None)
 
     async def close(self) -> None:
         await self.reconciler.observer.health.close()
         self.journal.close()
-        if self.simulation is not None:
-            await self.simulation.close()
+        if self.host is not None:
+            await self.host.close()
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,11 +83,14 @@ class Choice:
     time_factor: float | None = None
 
 
-def open_host(choice: Choice, paths: Paths) -> tuple[Ports, SimulatedHost | None]:
+def open_host(
+    choice: Choice, paths: Paths, modules: Callable[[], Iterable[str]] = tuple
+) -> SimulatedHost | RealHost:
+    """``modules``: those whose options the spec has; on a real host their parameters are read, too."""
     if choice.kind == "real":
-        return real_ports(), None
+        return real_host(modules=modules)
     scenario = load_scenario(choice.scenario) if choice.scenario else None
-    host = simulated_host(
+    return simulated_host(
         _profile(choice, paths, scenario),
         state=paths.world,
         scenario=scenario,
@@ -94,7 +98,6 @@ def open_host(choice: Choice, paths: Paths) -> tuple[Ports, SimulatedHost | None
         inference=HttpInference,
         edit_spec=spec_editor(paths.spec),
     )
-    return host.ports, host
 
 
 def _profile(choice: Choice, paths: Paths, scenario: Scenario | None) -> str:
@@ -118,22 +121,39 @@ def assemble(
     deadline: float = DEADLINE,
 ) -> Assembly:
     """An agent for this host. Raises AgentError when its directories cannot be used."""
-    ports, simulation = open_host(choice, paths)
-    return assemble_on(ports, paths, simulation=simulation, notify=notify, log=log, deadline=deadline)
+    made: list[Assembly] = []  # the ports are made before what knows the spec
+    host = open_host(choice, paths, lambda: _modules_of(made[0].reconciler.specs.host) if made else ())
+    made.append(assemble_on(host.ports, paths, host=host, notify=notify, log=log, deadline=deadline))
+    return made[0]
+
+
+def require_root(choice: Choice) -> None:
+    """Said before anything is opened: every write would fail, one by one. Raises TerminalError."""
+    if choice.kind == "real" and os.geteuid() != 0:
+        raise TerminalError(
+            f"acting on this host needs root, and this is user {os.geteuid()}: sysfs, /etc and systemd would refuse it",
+            reason="NeedRoot",
+            next_step="run it as root, or only look: agent observe and agent plan need no root for most of what they show",
+        )
+
+
+def _modules_of(spec: GpuHost | None) -> Iterable[str]:
+    return spec.spec.platform.modules if spec is not None else ()
 
 
 def assemble_on(
     ports: Ports,
     paths: Paths,
     *,
-    simulation: SimulatedHost | None = None,
+    host: SimulatedHost | RealHost | None = None,
     notify: NotifyPort | None = None,
     log: Callable[..., None] = lambda *_args, **_fields: None,
     deadline: float = DEADLINE,
 ) -> Assembly:
     store, journal = _open_state(paths)
     triggers, edited = Triggers(), asyncio.Event()
-    observer = Observer(ports, HealthProbe(ports, lambda: triggers.fire("health changed")), deadline)
+    health = HealthProbe(ports, lambda: triggers.fire("health changed"))
+    observer = Observer(ports, health, deadline, store.kernel_log)
     strict = not ports.simulated and paths.spec == ETC_SPEC
     specs = Specs(
         FileSpecSource(paths.spec, strict=strict), store, journal, ports.clock.now, path=str(paths.spec)
@@ -155,10 +175,9 @@ def assemble_on(
     selftest = SelfTest(ports, store, look, progress)
     executor = Executor(ports, ALL, store, journal, trials, selftest, progress, refresh)
     reconciler = Reconciler(
-        ports, ALL, store, journal, specs, observer, executor, publisher, GrantedPermit(),
-        acting="" if ports.simulated else NOT_ACTING, log=log,
+        ports, ALL, store, journal, specs, observer, executor, publisher, GrantedPermit(), log=log,
     )  # fmt: skip
-    assembly = Assembly(paths, ports, store, journal, reconciler, triggers, edited, simulation)
+    assembly = Assembly(paths, ports, store, journal, reconciler, triggers, edited, host)
     holder.update(assembly=assembly, reconciler=reconciler)
     return assembly
 

@@ -3,58 +3,81 @@
 import re
 from functools import cache
 from importlib.resources import files
-from typing import Annotated
+from typing import Annotated, Literal
 
 import yaml
 from pydantic import BaseModel, BeforeValidator, ConfigDict
+
+Severity = Literal["info", "program", "fault", "lost"]
+
+_BUS = r"(?:[0-9a-fA-F]{4,8}:)?[0-9a-fA-F]{2}:[0-9a-fA-F]{2}"
+_MACROS = {"<bdf>": rf"(?P<address>{_BUS}\.[0-7])", "<gpu>": rf"(?P<address>{_BUS}(?:\.[0-7])?)"}
 
 
 class _Entry(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True)
 
 
-Pattern = Annotated[re.Pattern[str], BeforeValidator(re.compile)]
+def _compiled(text: str) -> re.Pattern[str]:
+    for macro, pattern in _MACROS.items():
+        text = text.replace(macro, pattern)
+    return re.compile(text, re.ASCII)
+
+
+def _mapping(entry: object) -> object:
+    return {"pattern": entry} if isinstance(entry, str) else entry
+
+
+Pattern = Annotated[re.Pattern[str], BeforeValidator(_compiled)]
+
+
+class LinePattern(_Entry):
+    """``after``: it counts only behind a context line of that name."""
+
+    pattern: Pattern
+    after: str = ""
 
 
 class CodeNote(_Entry):
-    """What one code of a sort means (an Xid number, an AER status)."""
+    """What one code of a sort means (an Xid number, an AER status). Without a severity it has its sort's."""
 
     meaning: str
     next_step: str
+    severity: Severity | None = None
 
 
 class LineSort(_Entry):
-    """One sort of lines. ``lost``: the device does not come back by itself and must be left alone.
-
-    ``fault``: the device is at fault until a reset or reboot; ``fault_codes``: with these codes it is.
-    """
+    """One sort of lines, as the catalogue's head describes it."""
 
     sort: str
     needles: tuple[str, ...]
-    patterns: tuple[Pattern, ...]
+    patterns: tuple[Annotated[LinePattern, BeforeValidator(_mapping)], ...]
     suppressed: Pattern | None = None
-    lost: bool = False
-    fault: bool = False
-    fault_codes: tuple[int, ...] = ()
+    latest: bool = False
+    severity: Severity
     meaning: str
     next_step: str
     codes: dict[int, CodeNote] = {}
 
     def note(self, code: int | None) -> CodeNote:
         """Meaning and next step of this code, or of the sort where the code has none of its own."""
-        general = CodeNote(meaning=self.meaning, next_step=self.next_step)
-        return general if code is None else self.codes.get(code, general)
+        own = self.codes.get(code) if code is not None else None
+        return own or CodeNote(meaning=self.meaning, next_step=self.next_step)
+
+    def severity_of(self, code: int | None) -> Severity:
+        return self.note(code).severity or self.severity
 
 
 class Context(_Entry):
-    """A line that names the device of the lines after it."""
+    """A line that says something about the lines after it: which device they are about, how bad they are."""
 
+    name: str
     needle: str
     pattern: Pattern
 
 
 class KernelLogCatalog(_Entry):
-    context: Context
+    contexts: tuple[Context, ...]
     sorts: tuple[LineSort, ...]
 
     def named(self, sort: str) -> LineSort | None:

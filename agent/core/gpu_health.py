@@ -5,8 +5,9 @@ from agent.core.condition import Condition
 from agent.core.fact import Absent, Fact, Known, Unknown, value_or
 from agent.core.inputs import Inputs
 from agent.core.kernel_log import is_fault, note
-from agent.core.observation import Gpu
+from agent.core.observation import Gpu, Holder
 from agent.core.resolve import Resolved
+from agent.core.unbind_state import detail_of
 
 # Drivers that do not know the field say nothing about health by it.
 _NO_RECOVERY_ACTION = {"NvmlFunctionNotFound", "NotObserved"}
@@ -41,10 +42,13 @@ def gpu_health(inputs: Inputs, resolved: Resolved) -> Condition:
         return Condition(
             type="GpusHealthy", status="False", reason="GpuFault", message=message, next_step=faults[0][1]
         )
+    if inputs.obs.kernel_unread:
+        unknown.append("the kernel log grows faster than it can be read")
     if unknown:
         message = "; ".join(unknown)
         return Condition(type="GpusHealthy", status="Unknown", reason="NotObserved", message=message)
-    return Condition(type="GpusHealthy", status="True", reason="NoFaults", message="no fault is known")
+    lost = "; lines of this boot's kernel log were overwritten unread" if inputs.obs.kernel_gaps else ""
+    return Condition(type="GpusHealthy", status="True", reason="NoFaults", message=f"no fault is known{lost}")
 
 
 def _seen_by_nvml(gpu: str, inputs: Inputs) -> Fact[Gpu]:
@@ -57,11 +61,7 @@ def _lost(inputs: Inputs, resolved: Resolved) -> list[tuple[str, str]]:
     """Devices out of reach, and what ends that; those that are there and that no group names are nobody's concern."""
     named = {f.address for slot in resolved.slots for f in slot.functions}
     pending = inputs.obs.pci.value.pending_unbinds if isinstance(inputs.obs.pci, Known) else ()
-    found = [
-        (f"an unbind of {a} has not returned", "reboot the host when it suits you")
-        for a in pending
-        if a in named and a not in inputs.memory.quarantine
-    ]
+    found = [_pending(a, inputs) for a in pending if a in named and a not in inputs.memory.quarantine]
     found += [
         (f"nothing tells whether an unbind of {a} returned", "reboot the host when it suits you")
         for a in sorted(inputs.memory.unbinding)
@@ -78,6 +78,27 @@ def _lost(inputs: Inputs, resolved: Resolved) -> list[tuple[str, str]]:
         )
         found.append((f"{address}: {entry.message}", step))
     return found
+
+
+def _pending(address: str, inputs: Inputs) -> tuple[str, str]:
+    who = awaited(address, inputs)
+    if not who:
+        detail = detail_of(inputs.obs.unbinds.get(address))
+        return f"an unbind of {address} has not returned{detail}", "reboot the host when it suits you"
+    step = "stop what holds it, such as the virtual machine; the unbind then returns"
+    return f"an unbind of {address} waits until it is let go: {who}", step
+
+
+def awaited(address: str, inputs: Inputs) -> str:
+    """Who holds a device whose unbind, by the kernel's word, waits for its VFIO user; "" where that is not the case.
+
+    The kernel does not name the user, so it is whoever is seen to hold the device now.
+    """
+    events = value_or(inputs.obs.kernel_events, ())
+    if not any(e.sort == "vfio-blocked" and e.address == address for e in events):
+        return ""
+    holders: tuple[Holder, ...] = value_or(inputs.obs.holders_of(address), ())
+    return " and ".join(dict.fromkeys(h.describe() for h in holders))
 
 
 def _reported(inputs: Inputs, resolved: Resolved) -> list[tuple[str, str]]:

@@ -1,32 +1,41 @@
 """Kernel log lines folded into counted records: a flood of thousands of lines leaves one record per device."""
 
-import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from agent.catalog.kernel_log import CodeNote, LineSort, kernel_log_catalog
+from agent.catalog.kernel_log import CodeNote, LineSort, Severity, kernel_log_catalog
 from agent.core.observation import KernelEvent, Pci
 
-MAX_RECORDS = 200
-MAX_CODES = 8  # per sort and device; further codes are counted together, without a code
+MAX_RECORDS = 400
+MAX_CODES = 24  # codes and peers per sort and device; further ones are counted together, without either
 MAX_SAMPLE = 300  # characters
-_MAX_LINE = 2000
+_MAX_LINE = 1024  # the kernel's own limit for a line
 # Every sort has places that no flood of another sort can take; the rest is for whoever comes first.
 _RESERVED = 12
 
-Key = tuple[str, str, int | None]
+Key = tuple[str, str, int | None, str]  # sort, address, code, peer
 
 
-def fold(
-    events: Sequence[KernelEvent], lines: Sequence[tuple[float, str]], pci: Pci | None
-) -> tuple[KernelEvent, ...]:
-    """``events`` with ``lines`` (wall clock, text) counted in, in order of first sight; at most MAX_RECORDS.
+@dataclass(frozen=True, slots=True)
+class Folded:
+    """Everything that is remembered of the lines so far, so that it does not matter where one read ends.
+
+    ``context`` and ``device`` are the last context line's name and device: lines after it may be about them.
+    """
+
+    events: tuple[KernelEvent, ...] = ()
+    context: str = ""
+    device: str = ""
+
+
+def fold(known: Folded, lines: Sequence[tuple[float, str]], pci: Pci | None) -> Folded:
+    """``known`` with ``lines`` (wall clock, text) counted in, in order of first sight; at most MAX_RECORDS.
 
     ``pci`` gives the BARs that name the peer of a page fault. A count is a lower bound: the kernel leaves lines
     out, and says how many only sometimes.
     """
-    return _Fold(events, pci).run(lines)
+    return _Fold(known, pci).run(lines)
 
 
 def note(event: KernelEvent) -> CodeNote:
@@ -37,16 +46,20 @@ def note(event: KernelEvent) -> CodeNote:
     return entry.note(event.code)
 
 
+def severity(event: KernelEvent) -> Severity:
+    """``info`` for a sort of another version, of which nothing is known."""
+    entry = kernel_log_catalog().named(event.sort)
+    return "info" if entry is None else entry.severity_of(event.code)
+
+
 def is_lost(event: KernelEvent) -> bool:
     """The device does not come back by itself: leave it alone, and keep the others (B12, B13, D4)."""
-    entry = kernel_log_catalog().named(event.sort)
-    return entry is not None and entry.lost
+    return severity(event) == "lost"
 
 
 def is_fault(event: KernelEvent) -> bool:
     """The device itself is at fault until a reset or a reboot, and not just the program that used it."""
-    entry = kernel_log_catalog().named(event.sort)
-    return entry is not None and (entry.fault or event.code in entry.fault_codes)
+    return severity(event) == "fault"
 
 
 @dataclass(slots=True)
@@ -55,62 +68,78 @@ class _Tally:
     first: float
     last: float
     sample: str
-    peer: str
 
-    def add(self, count: int, when: float, peer: str = "") -> None:
+    def add(self, count: int, when: float) -> None:
         self.count += count
         self.first = min(self.first, when)
         self.last = max(self.last, when)
-        self.peer = self.peer or peer
 
 
 class _Fold:
-    def __init__(self, events: Sequence[KernelEvent], pci: Pci | None) -> None:
+    def __init__(self, known: Folded, pci: Pci | None) -> None:
         catalog = kernel_log_catalog()
-        self._context = catalog.context
-        self._needles = tuple((needle, entry) for entry in catalog.sorts for needle in entry.needles)
+        self._contexts = catalog.contexts
+        self._sorts = catalog.sorts
+        self._needles = tuple(
+            {n for e in catalog.sorts for n in e.needles} | {c.needle for c in catalog.contexts}
+        )
         self._shared = MAX_RECORDS - (_RESERVED + 1) * len(catalog.sorts)  # one place is each sort's rest
         self._bars = _gpu_bars(pci)
         self._tallies: dict[Key, _Tally] = {}
         self._per_sort: Counter[str] = Counter()
         self._per_device: Counter[tuple[str, str]] = Counter()
-        self._device = ""  # named by the last context line
-        for e in events:
-            self._insert((e.sort, e.address, e.code), _Tally(e.count, e.first, e.last, e.sample, e.peer))
+        self._context, self._device = known.context, known.device
+        for e in known.events:
+            self._insert((e.sort, e.address, e.code, e.peer), _Tally(e.count, e.first, e.last, e.sample))
 
-    def run(self, lines: Sequence[tuple[float, str]]) -> tuple[KernelEvent, ...]:
+    def run(self, lines: Sequence[tuple[float, str]]) -> Folded:
         for when, line in lines:
-            entry = next((e for needle, e in self._needles if needle in line), None)
-            if entry is not None:
-                self._take(entry, when, line[:_MAX_LINE])
-            elif self._context.needle in line:
-                match = self._context.pattern.search(line)
-                self._device = pci_address(match["address"]) if match else self._device
-        return tuple(
-            KernelEvent(sort, address, t.count, t.first, t.last, t.sample, code, t.peer)
-            for (sort, address, code), t in self._tallies.items()
+            if any(needle in line for needle in self._needles):
+                self._line(when, line[:_MAX_LINE])
+        events = tuple(
+            KernelEvent(sort, address, t.count, t.first, t.last, t.sample, code, peer)
+            for (sort, address, code, peer), t in self._tallies.items()
         )
+        return Folded(events, self._context, self._device)
 
-    def _take(self, entry: LineSort, when: float, line: str) -> None:
-        for pattern in entry.patterns:
-            match = pattern.search(line)
+    def _line(self, when: float, line: str) -> None:
+        for context in self._contexts:
+            match = context.pattern.search(line) if context.needle in line else None
             if match is not None:
-                self._count(entry.sort, match.groupdict(), when, line)
+                self._context, self._device = context.name, pci_address(match["address"])
+        # A line can hold another sort's needle in what a user has chosen (a process name): go on to the next sort.
+        for entry in self._sorts:
+            if any(needle in line for needle in entry.needles) and self._take(entry, when, line):
                 return
+
+    def _take(self, entry: LineSort, when: float, line: str) -> bool:
+        for pattern in entry.patterns:
+            match = pattern.pattern.search(line)
+            if match is not None and self._count(entry, pattern.after, match.groupdict(), when, line):
+                return True
         match = entry.suppressed.search(line) if entry.suppressed is not None else None
         if match is not None:
             self._count_suppressed(entry.sort, int(match["count"]), when, line)
+        return match is not None
 
-    def _count(self, sort: str, groups: dict[str, str | None], when: float, line: str) -> None:
+    def _count(
+        self, entry: LineSort, after: str, groups: dict[str, str | None], when: float, line: str
+    ) -> bool:
         raw = groups.get("address") or groups.get("device")
-        address = pci_address(raw) if raw else self._device if sort == "aer" else ""
-        peer = self._peer(address, groups.get("fault"))
-        key = self._place((sort, address, _code(groups.get("code"))))
+        address = pci_address(raw) if raw else self._device if after else ""
+        if after and (after, address) != (self._context, self._device):
+            return False
+        wanted = (entry.sort, address, _code(groups), self._peer(address, groups.get("fault")))
+        if entry.latest:
+            for key in [k for k in self._tallies if k[:2] == wanted[:2] and k != wanted]:
+                self._remove(key)
+        key = self._place(wanted)
         tally = self._tallies.get(key)
         if tally is None:
-            self._insert(key, _Tally(1, when, when, line[:MAX_SAMPLE], peer))
+            self._insert(key, _Tally(1, when, when, line[:MAX_SAMPLE]))
         else:
-            tally.add(1, when, peer)
+            tally.add(1, when)
+        return True
 
     def _count_suppressed(self, sort: str, count: int, when: float, line: str) -> None:
         """The kernel does not say whose lines it left out: those of the device that was seen last."""
@@ -118,20 +147,20 @@ class _Fold:
             (k for k in self._tallies if k[0] == sort), key=lambda k: self._tallies[k].last, default=None
         )
         if latest is None:
-            self._insert((sort, "", None), _Tally(count, when, when, line[:MAX_SAMPLE], ""))
+            self._insert((sort, "", None, ""), _Tally(count, when, when, line[:MAX_SAMPLE]))
         else:
             self._tallies[latest].add(count, when)
 
     def _place(self, key: Key) -> Key:
         """The record to count in: the key's own, or where there is no room for it, one that stands for several."""
-        sort, address, _ = key
+        sort, address, _, _ = key
         if key in self._tallies:
             return key
         if self._per_device[(sort, address)] >= MAX_CODES:
-            key = (sort, address, None)
+            key = (sort, address, None, "")
         if key in self._tallies or self._has_room(sort):
             return key
-        return (sort, "", None)
+        return (sort, "", None, "")
 
     def _has_room(self, sort: str) -> bool:
         beyond = sum(max(0, n - _RESERVED) for n in self._per_sort.values())
@@ -141,6 +170,11 @@ class _Fold:
         self._tallies[key] = tally
         self._per_sort[key[0]] += 1
         self._per_device[key[:2]] += 1
+
+    def _remove(self, key: Key) -> None:
+        del self._tallies[key]
+        self._per_sort[key[0]] -= 1
+        self._per_device[key[:2]] -= 1
 
     def _peer(self, address: str, fault: str | None) -> str:
         if fault is None or not self._bars:
@@ -162,13 +196,14 @@ def pci_address(text: str) -> str:
     if address.count(":") < 2:
         address = f"0000:{address}"
     domain, _, rest = address.partition(":")
-    return f"{int(domain or '0', 16):04x}:{rest}" + ("" if "." in rest else ".0")
+    return f"{int(domain, 16):04x}:{rest}" + ("" if "." in rest else ".0")
 
 
-def _code(text: str | None) -> int | None:
-    if text is None:
-        return None
-    return int(text, 16) if re.match("0x", text) else int(text)
+def _code(groups: dict[str, str | None]) -> int | None:
+    bits, code = groups.get("bits"), groups.get("code")
+    if bits is not None:
+        return int(bits, 16)
+    return None if code is None else int(code, 16 if code.startswith("0x") else 10)
 
 
 def _gpu_bars(pci: Pci | None) -> tuple[tuple[int, int, str], ...]:

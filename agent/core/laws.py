@@ -43,7 +43,7 @@ def check_plan(plan: Plan, inputs: Inputs, steps: Iterable[Step]) -> list[Violat
 
 def law_1(inputs: Inputs, action: Action) -> list[str]:
     """Never unbind a device that has, or may have, a holder. Unknown means held."""
-    broken = []
+    broken = _group_held(inputs, action)
     for address, driver in _bindings(action):
         function = inputs.obs.function(address)
         if function is None or function.driver == Known(driver):
@@ -66,6 +66,21 @@ def law_1(inputs: Inputs, action: Action) -> list[str]:
     return broken
 
 
+def _group_held(inputs: Inputs, action: Action) -> list[str]:
+    """A group's type changes under its devices: nobody may hold one, and no driver of the host may use one."""
+    broken = []
+    for address in _devices(action) if action.verb == GROUP_TYPE else ():
+        function, holders = inputs.obs.function(address), inputs.obs.holders_of(address)
+        driver = function.driver if function is not None else Unknown("it is not seen")
+        if not isinstance(driver, Absent) and driver != Known("vfio-pci"):
+            broken.append(f"changes the group of {address}, whose driver is {say(driver)}")
+        if not isinstance(holders, Known):
+            broken.append(f"changes the group of {address}, and who holds it is {say(holders)}")
+        elif holders.value:
+            broken.append(f"changes the group of {address}, which is held: {holders.value[0].describe()}")
+    return broken
+
+
 def _persistence_off(inputs: Inputs, address: str) -> bool:
     nvml = inputs.obs.nvml.value if isinstance(inputs.obs.nvml, Known) else None
     gpu = nvml.gpus.get(address) if nvml else None
@@ -78,7 +93,7 @@ def law_2(inputs: Inputs, action: Action) -> list[str]:
     return [
         f"writes to {address}, which is out of reach: an unbind has not returned, or the device is lost"
         for address in sorted({*_devices(action), *_moves(action)})
-        if action.kind in DEVICE_KINDS
+        if _on_devices(action)
         and (address in pending or quarantined(address, inputs) or left_open(address, inputs))
     ]
 
@@ -90,12 +105,13 @@ def law_3(inputs: Inputs, action: Action) -> list[str]:
     """
     if action.kind == "service" and action.verb in {"trial", "prove"}:
         return _foreign_gpus(inputs, action)
-    if action.kind not in DEVICE_KINDS:
+    if not _on_devices(action):
         return []
     slots = resolve(inputs).slots
     named = {f.address: s.driver for s in slots for f in s.functions}
     touched = sorted({*_devices(action), *_moves(action)})
     broken = [f"touches {d}, which the spec does not name" for d in touched if d not in named]
+    broken += _left_out(inputs, action, touched)
     moves = dict(_bindings(action))
     for address, driver in moves.items():
         wanted = named.get(address, driver)
@@ -103,6 +119,18 @@ def law_3(inputs: Inputs, action: Action) -> list[str]:
             broken.append(f"binds {address} to {driver or 'no driver'}, and its group has {wanted}")
         broken += _splits(inputs, address, moves, named)
     return broken
+
+
+def _left_out(inputs: Inputs, action: Action, touched: list[str]) -> list[str]:
+    """Whoever is in a group whose type changes is touched, whether the action says so or not."""
+    if action.verb != GROUP_TYPE or not isinstance(inputs.obs.pci, Known):
+        return []
+    pci, number = inputs.obs.pci.value, action.params["group"]
+    group = next((g for g in pci.groups.values() if str(g.number) == number), None)
+    if group is None:
+        return [f"changes IOMMU group {number}, which is not seen"]
+    members = [m for m in group.members if m not in pci.functions or not pci.functions[m].is_bridge]
+    return [f"changes the group of {m} and does not say so" for m in members if m not in touched]
 
 
 def _foreign_gpus(inputs: Inputs, action: Action) -> list[str]:
@@ -185,6 +213,8 @@ def law_5(inputs: Inputs, action: Action) -> list[str]:
     texts = [action.description, action.undo, *action.params.values()]
     if any(proposes_untranslated(text) for text in texts):
         return ["proposes a kernel argument that makes the kernel refuse SNP"]
+    if action.verb == GROUP_TYPE and action.params.get("type") not in TRANSLATED:
+        return ["takes a group's DMA out of translation, which SNP forbids"]
     return []
 
 
@@ -237,8 +267,14 @@ def _secrets_said(inputs: Inputs, texts: Iterable[str]) -> list[str]:
 
 # Verbs of driver binding that move no driver; every other one is taken for a move.
 UNMOVING = {"persistence-off", "persistence-on", "quiesce", "restore-unit", "write-rules", "mend-override"}
+GROUP_TYPE = "set-group-type"
+TRANSLATED = {"DMA", "DMA-FQ"}
 DEVICE_KINDS = {"driver-binding", "gpu-settings", "p2p"}
 ADDRESS = re.compile(r"[0-9a-f]{4}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
+
+
+def _on_devices(action: Action) -> bool:
+    return action.kind in DEVICE_KINDS or action.verb == GROUP_TYPE
 
 
 def _bindings(action: Action) -> list[tuple[str, str]]:

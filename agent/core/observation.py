@@ -35,6 +35,9 @@ class PciFunction:
     link_width: Fact[int] = Absent()
     max_link_speed: Fact[str] = Absent()
     max_link_width: Fact[int] = Absent()
+    reset_methods: Fact[tuple[str, ...]] = NOT_READ  # flr, bus, pm..., the first tried first; Absent: no reset at all
+    sriov_numvfs: Fact[int] = NOT_READ  # virtual functions that are on; Absent: no SR-IOV
+    power_control: Fact[str] = NOT_READ  # on: kept awake; auto: the kernel may let it sleep, down to D3cold
 
     @property
     def is_gpu(self) -> bool:
@@ -68,6 +71,16 @@ class Module:
 
 
 @dataclass(frozen=True, slots=True)
+class Initramfs:
+    """The initramfs of the running kernel: what of it decides which driver takes a GPU first, and with which options."""
+
+    image: str  # its path
+    rebuild: str  # the command that makes it anew
+    modules: tuple[str, ...] = ()  # GPU drivers and vfio modules inside, by the kernel's names
+    files: tuple[str, ...] = ()  # files of modprobe.d and udev rules inside, as absolute paths
+
+
+@dataclass(frozen=True, slots=True)
 class Platform:
     boot_id: Fact[str] = NOT_READ
     kernel_release: Fact[str] = NOT_READ
@@ -77,6 +90,20 @@ class Platform:
     sev_snp: Fact[bool] = NOT_READ  # /sys/module/kvm_amd/parameters/sev_snp
     nvidia_driver: Fact[str] = NOT_READ  # the kernel module's version; Absent: not loaded
     systemd: Fact[str] = NOT_READ  # version; Absent: not the service manager here
+    module_option_files: Fact[tuple[tuple[str, str], ...]] = (
+        NOT_READ  # (file, "options ..." line), modprobe's order
+    )
+    boot_loader: Fact[str] = NOT_READ  # a name of core.boot.LOADERS
+    next_cmdline: Fact[tuple[str, ...]] = (
+        NOT_READ  # what the boot loader will hand over, by the files it reads
+    )
+    configured_cmdline: Fact[tuple[str, ...]] = (
+        NOT_READ  # what those files would hold, were they made anew now
+    )
+    boot_sources: Mapping[str, tuple[str, ...]] = field(
+        default_factory=dict
+    )  # file that an operator edits -> words of the kernel command line in it
+    initramfs: Fact[Initramfs] = NOT_READ
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,7 +227,7 @@ class ServiceFacts:
 class KernelEvent:
     """Kernel log lines of one sort about one device, folded into one record with a count."""
 
-    sort: str  # page-fault, xid, bus-lost, d3cold, flr-failed, aer, in-use, snp-refused
+    sort: str  # page-fault, xid, bus-lost, aer, vfio-blocked... (agent/catalog/kernel_log.yaml has them all)
     address: str  # PCI address, or "" for the host
     count: int  # a lower bound: the kernel rate-limits
     first: float  # wall clock, seconds
@@ -228,6 +255,7 @@ class Observation:
     kernel_gaps: int = 0  # reads of the kernel log so far that found lines lost
     unbinds: Mapping[str, Fact[str]] = field(default_factory=dict)  # states of unbinds that were left open
     former_units: Mapping[str, Fact[Unit]] = field(default_factory=dict)  # by "UNIT in TARGET"
+    kernel_unread: bool = False  # lines of the kernel log are left: they came faster than they could be read
 
     def function(self, address: str) -> PciFunction | None:
         return self.pci.value.functions.get(address) if isinstance(self.pci, Known) else None

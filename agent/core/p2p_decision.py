@@ -10,6 +10,8 @@ from agent.core.observation import KernelEvent, Observation
 from agent.core.spec import Service
 from agent.core.verdict import P2PVerdict, current, fingerprint, usable
 
+SNP_REFUSAL = "SNP: IOMMU disabled or configured in passthrough mode, SNP cannot be supported"
+
 
 @dataclass(frozen=True, slots=True)
 class P2PDecision:
@@ -39,7 +41,9 @@ def decide(service: Service, gpus: tuple[str, ...], inputs: Inputs) -> P2PDecisi
     why = _why(verdict, unread, now=now)
     if good:
         return P2PDecision(on=True, source="verdict", reason=why, verdict=verdict, current=True)
-    refusal = f"the spec requires P2P, and {why}" if service.p2p == "required" else ""
+    refusal = (
+        f"the spec requires P2P, and {why}{_no_cure(verdict, inputs)}" if service.p2p == "required" else ""
+    )
     may_hold = unread if verdict is not None and verdict.result == "good" and verdict.controls_ok else ""
     return P2PDecision(
         on=False,
@@ -49,6 +53,17 @@ def decide(service: Service, gpus: tuple[str, ...], inputs: Inputs) -> P2PDecisi
         current=now,
         refusal=refusal,
         unknown=may_hold,
+    )
+
+
+def _no_cure(verdict: P2PVerdict | None, inputs: Inputs) -> str:
+    """Where the spec itself forbids what usually mends peer transfers, that is said with the kernel's own reason."""
+    failed = verdict is not None and (verdict.revoked or verdict.result != "good")
+    if not failed or inputs.spec.platform.sev_snp != "enabled":
+        return ""
+    return (
+        "; sevSnp: enabled keeps the IOMMU translated and ACS on"
+        f' (else the kernel says "{SNP_REFUSAL}"), so p2p: required and sevSnp: enabled cannot both be had here'
     )
 
 
@@ -93,9 +108,8 @@ def standing(verdict: P2PVerdict | None, obs: Observation, gpus: tuple[str, ...]
     faults = [e for e in page_faults(obs, gpus) if e.last > verdict.tested_at]
     if not faults:
         return verdict
-    text = (
-        f"{sum(e.count for e in faults)} page faults on {', '.join(e.address for e in faults)} since the test"
-    )
+    where = ", ".join(dict.fromkeys(_path(e) for e in faults))
+    text = f"{sum(e.count for e in faults)} page faults on {where} since the test"
     return verdict.model_copy(update={"revoked": text})
 
 
@@ -115,6 +129,10 @@ def settled(verdict: P2PVerdict | None, obs: Observation, gpus: tuple[str, ...])
 def page_faults(obs: Observation, gpus: tuple[str, ...]) -> list[KernelEvent]:
     events = value_or(obs.kernel_events, ())
     return [e for e in events if e.sort == "page-fault" and e.address in gpus]
+
+
+def _path(event: KernelEvent) -> str:
+    return f"{event.address} to {event.peer}" if event.peer else event.address
 
 
 def _why(verdict: P2PVerdict | None, unread: str, *, now: bool) -> str:

@@ -6,6 +6,7 @@ from agent.core.bench import BenchmarkResult
 from agent.core.binding import group_of, left_open, quarantined
 from agent.core.condition import Condition
 from agent.core.fact import Absent, Known, Unknown, say, value_or
+from agent.core.gpu_health import awaited
 from agent.core.inputs import Inputs
 from agent.core.memory import TrialRecord
 from agent.core.observation import Gpu, ServiceFacts
@@ -16,12 +17,15 @@ from agent.core.revision import Revision
 from agent.core.selection import identify
 from agent.core.spec import target_name
 from agent.core.status import GpuStatus, HostStatus, P2PStatus, ServiceStatus, TrialStatus
+from agent.core.unbind_state import detail_of
 
 PROOF_SIMULATED = (
     "everything here happened on a simulated host: decisions, journal and HTTP are real; devices, drivers, DMA, tokens and"
     " times are not"
 )
-PROOF_READ_ONLY = "a real host, read only: this version observes and plans, and does not act"
+PROOF_REAL = (
+    "a real host: its kernel, systemd and services said this; this version cannot test P2P on real GPUs"
+)
 
 
 def host_status(inputs: Inputs, simulated: str) -> HostStatus:
@@ -84,7 +88,11 @@ def _gpu_note(address: str, inputs: Inputs, seen: object) -> str:
     if quarantine is not None:
         return f"{quarantine.reason}: {quarantine.message}"
     if isinstance(inputs.obs.pci, Known) and address in inputs.obs.pci.value.pending_unbinds:
-        return "RebootRequired: an unbind of it has not returned"
+        who = awaited(address, inputs)
+        if who:
+            return f"an unbind of it waits until it is let go: {who}"
+        detail = detail_of(inputs.obs.unbinds.get(address))
+        return f"RebootRequired: an unbind of it has not returned{detail}"
     if left_open(address, inputs):
         return "RebootRequired: nothing tells whether an unbind of it returned"
     return f"NVML: {redact(seen.reason)}" if isinstance(seen, Unknown) else ""
@@ -194,9 +202,9 @@ def budget_text(inputs: Inputs) -> str:
 
 
 def agent_conditions(
-    *, accepted: bool, problems: tuple[str, ...], generation: int, simulated: str, acting: str
+    *, accepted: bool, problems: tuple[str, ...], generation: int, simulated: str
 ) -> list[Condition]:
-    """What is true of the agent itself. ``acting`` says why it does not act; "" when it does."""
+    """What is true of the agent itself."""
     message = f"generation {generation} is in force" if generation else "no spec was ever accepted"
     spec = Condition(
         type="SpecAccepted",
@@ -206,8 +214,6 @@ def agent_conditions(
         next_step="" if accepted else "correct the spec file and save it",
     )
     conditions = [spec]
-    if acting:
-        conditions.append(Condition(type="Acting", status="False", reason="NotActing", message=acting))
     if simulated:
         conditions.append(
             Condition(type="Simulated", status="True", reason="SimulatedHost", message=f"profile {simulated}")

@@ -10,18 +10,13 @@ from agent.core.plan import Disruption, Plan
 GRANT_LIFE = 24 * 3600.0  # seconds: what is not done a day after it was approved is asked for again
 
 
-def barred(plan: Plan, inputs: Inputs, violations: Sequence[Violation], acting: str) -> tuple[str, bool]:
-    """Why a plan is not executed ("" when it may be), and whether an approval would let it.
-
-    ``acting`` says why this agent does not act at all; "" when it does.
-    """
+def barred(plan: Plan, inputs: Inputs, violations: Sequence[Violation]) -> tuple[str, bool]:
+    """Why a plan is not executed ("" when it may be), and whether an approval would let it."""
     if violations:
         return "; ".join(f"law {v.law}: {v.action} {v.message}" for v in violations[:3]), False
     policy = inputs.spec.policy
     if not plan.actions:
         return "", False
-    if acting:
-        return acting, False
     if policy.mode == "observe":
         return "policy.mode is observe: the agent plans and does not act", False
     allowed = {Disruption.NONE, *(Disruption[name.upper()] for name in policy.allow)}

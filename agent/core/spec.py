@@ -139,6 +139,12 @@ class Policy(SpecModel):
         description="Units on the host that the agent may stop while it rebinds a GPU, and starts again"
         " afterwards: nvidia-persistenced, a metrics exporter.",
     )
+    boot_files: Literal["ask", "edit"] = Field(
+        default="ask",
+        description="How kernel arguments get to the boot loader. ask: the agent says what to edit and which command"
+        " to run. edit: it does both itself (GRUB: its own file in /etc/default/grub.d; proxmox-boot-tool:"
+        " /etc/kernel/cmdline). It never reboots.",
+    )
 
 
 class KernelArgs(SpecModel):

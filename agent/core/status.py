@@ -121,8 +121,16 @@ class Status(Record):
 
 
 def ready_of(conditions: tuple[Condition, ...]) -> Literal["True", "False", "Unknown"]:
-    """Ready is the worst of what counts: a bad P2P verdict does not, because P2P is then off and proved without."""
-    counting = [c for c in conditions if not c.type.startswith(("P2PVerified/", "Simulated"))]
+    """Ready is the worst of what counts: a bad P2P verdict does not, because P2P is then off and proved without.
+
+    An initramfs that cannot be listed is said and does not count: it may concern the next boot, and nothing that runs.
+    """
+    counting = [
+        c
+        for c in conditions
+        if not c.type.startswith(("P2PVerified/", "Simulated"))
+        and (c.type, c.status) != ("BindingsHoldAtBoot", "Unknown")
+    ]
     if not counting:
         return "Unknown"
     if any(c.status == "False" for c in counting):

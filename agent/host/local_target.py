@@ -1,19 +1,19 @@
-"""The host itself as a place where services run, and the places that this version cannot look into."""
+"""The host itself as a place where services run."""
 
 import asyncio
 import errno
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import NoReturn
 
 from agent.core.fact import Absent, Fact, Known, Unknown
 from agent.core.observation import Process, TargetFacts, Unit
+from agent.host import local_files
 from agent.host.command import run_command
+from agent.host.manager import ServiceManager
 from agent.host.nvidia_version import library_version
 from agent.host.reading import names_in, unreadable
-from agent.host.refusal import refuse
-from agent.host.systemctl_show import show_unit
+from agent.host.systemd_bus import local_manager
 from agent.ports import NvmlPort
 
 _JOURNAL_DEADLINE = 20.0
@@ -21,44 +21,20 @@ _MAX_FILE = 4 << 20
 _SGLANG = Unknown("the SGLang version is its interpreter's to tell, and was not asked for", "NotObserved")
 
 
-class ReadOnlyTarget:
-    """The writes of a target, none of which this version does."""
+class LocalTarget:
+    """``TargetPort`` for ``host``. With ``nvml`` its answer is also what NVML says from inside.
 
-    name = ""
-
-    async def write_file(self, path: str, text: str) -> None:  # noqa: ARG002 - the port's signature
-        refuse(f"writing {path} in {self.name}")
-
-    async def remove_file(self, path: str) -> None:
-        refuse(f"removing {path} in {self.name}")
-
-    async def install_secrets(self, path: str, secrets: Mapping[str, str]) -> None:  # noqa: ARG002 - likewise
-        refuse(f"writing secrets to {path} in {self.name}")
-
-    async def daemon_reload(self) -> None:
-        refuse(f"systemctl daemon-reload in {self.name}")
-
-    async def start_unit(self, name: str) -> None:
-        refuse(f"starting {name} in {self.name}")
-
-    async def stop_unit(self, name: str) -> None:
-        refuse(f"stopping {name} in {self.name}")
-
-    async def kill_unit(self, name: str) -> None:
-        refuse(f"killing {name} in {self.name}")
-
-    async def reset_failed(self, name: str) -> None:
-        refuse(f"resetting the failed state of {name} in {self.name}")
-
-
-class LocalTarget(ReadOnlyTarget):
-    """``TargetPort`` for ``host``. With ``nvml`` its answer is also what NVML says from inside."""
+    ``manager`` is systemd of the machine whose files are at ``root``; by default ``local_manager`` finds it.
+    """
 
     name = "host"
 
-    def __init__(self, root: Path = Path("/"), nvml: NvmlPort | None = None) -> None:
+    def __init__(
+        self, root: Path = Path("/"), nvml: NvmlPort | None = None, manager: ServiceManager | None = None
+    ) -> None:
         self._root = root
         self._nvml = nvml
+        self._manager = manager or local_manager(root)
 
     async def facts(self) -> TargetFacts:
         local, nvml = await asyncio.gather(asyncio.to_thread(self._read), self._nvml_fact())
@@ -73,7 +49,7 @@ class LocalTarget(ReadOnlyTarget):
         )
 
     async def unit(self, name: str) -> Unit:
-        return await show_unit(name, self._root)
+        return await self._manager.unit(name)
 
     async def process(self, pid: int) -> Process | None:
         """None: no such process, or only a zombie of it. Raises PermissionError for another user's environment."""
@@ -84,6 +60,31 @@ class LocalTarget(ReadOnlyTarget):
 
     async def read_file(self, path: str) -> str | None:
         return await asyncio.to_thread(_read_bounded, self._at(path))
+
+    async def write_file(self, path: str, text: str) -> None:
+        await asyncio.to_thread(local_files.write_atomically, self._at(path), text.encode())
+
+    async def remove_file(self, path: str) -> None:
+        await asyncio.to_thread(local_files.remove, self._at(path))
+
+    async def install_secrets(self, path: str, secrets: Mapping[str, str]) -> None:
+        sources = {variable: self._at(source) for variable, source in secrets.items()}
+        await asyncio.to_thread(local_files.write_secrets, self._at(path), sources)
+
+    async def daemon_reload(self) -> None:
+        await self._manager.reload()
+
+    async def start_unit(self, name: str) -> None:
+        await self._manager.start(name)
+
+    async def stop_unit(self, name: str) -> None:
+        await self._manager.stop(name)
+
+    async def kill_unit(self, name: str) -> None:
+        await self._manager.kill(name)
+
+    async def reset_failed(self, name: str) -> None:
+        await self._manager.reset_failed(name)
 
     async def unit_log(self, name: str, lines: int) -> tuple[str, ...]:
         argv = ("journalctl", "--no-pager", "--output=cat", f"--lines={lines}", f"--unit={name}")
@@ -114,40 +115,6 @@ class LocalTarget(ReadOnlyTarget):
             return Unknown("NVML was not asked in this target", "NotObserved")
         answer = await self._nvml.read()
         return Known("ok") if isinstance(answer, Known) else answer
-
-
-class UnobservableTarget(ReadOnlyTarget):
-    """A target of a sort that this version cannot read: every fact is Unknown, and every read says why."""
-
-    def __init__(self, name: str) -> None:
-        self.name = name
-        sort = name.partition(":")[0]
-        self._reason = f"reading {sort} targets is not offered by this version"
-
-    async def facts(self) -> TargetFacts:
-        unknown = Unknown(self._reason, "TargetNotOffered")
-        return TargetFacts(unknown, unknown, unknown, unknown, unknown, unknown)
-
-    async def unit(self, name: str) -> Unit:
-        self._cannot(name)
-
-    async def process(self, pid: int) -> Process | None:
-        self._cannot(f"process {pid}")
-
-    async def exists(self, path: str) -> bool:
-        self._cannot(path)
-
-    async def read_file(self, path: str) -> str | None:
-        self._cannot(path)
-
-    async def unit_log(self, name: str, lines: int) -> tuple[str, ...]:  # noqa: ARG002 - the port's signature
-        self._cannot(f"the journal of {name}")
-
-    def endpoint(self, port: int) -> str:
-        self._cannot(f"port {port}")
-
-    def _cannot(self, what: str) -> NoReturn:
-        raise OSError(errno.EOPNOTSUPP, f"{what} in {self.name}: {self._reason}")
 
 
 def read_process(directory: Path, pid: int) -> Process | None:

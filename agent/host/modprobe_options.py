@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from agent.core.fact import Fact, Known, Unknown, value_or
-from agent.host.reading import names_in, read_text, unreadable
+from agent.host.reading import convert, names_in, read_text, unreadable
 
 # A file hides one of the same name in a later directory.
 DIRECTORIES = (
@@ -17,7 +17,12 @@ DIRECTORIES = (
 
 def read_module_options(root: Path) -> Fact[tuple[str, ...]]:
     """Every options line, blanks normalised, in modprobe's order. One unreadable file makes the whole Unknown."""
-    chosen: dict[str, Path] = {}
+    return convert(read_option_files(root), lambda found: Known(tuple(line for _, line in found)))
+
+
+def read_option_files(root: Path) -> Fact[tuple[tuple[str, str], ...]]:
+    """The same with the file that each line is in, as an absolute path."""
+    chosen: dict[str, str] = {}
     for directory in DIRECTORIES:
         try:
             names = names_in(root / directory)
@@ -25,13 +30,13 @@ def read_module_options(root: Path) -> Fact[tuple[str, ...]]:
             return unreadable(root / directory, error)
         for name in names:
             if name.endswith(".conf"):
-                chosen.setdefault(name, root / directory / name)
-    lines: list[str] = []
+                chosen.setdefault(name, f"{directory}/{name}")
+    lines: list[tuple[str, str]] = []
     for name in sorted(chosen):
-        text = read_text(chosen[name])
+        text = read_text(root / chosen[name])
         if isinstance(text, Unknown):
             return text
-        lines.extend(options_in(value_or(text, "")))
+        lines.extend((f"/{chosen[name]}", line) for line in options_in(value_or(text, "")))
     return Known(tuple(lines))
 
 

@@ -1,6 +1,7 @@
 """Where an NVIDIA driver says its version: the kernel module, and the user-space libraries beside it."""
 
 import re
+from collections.abc import Iterable
 from pathlib import Path
 
 from agent.core.fact import Absent, Fact, Known, Unknown
@@ -35,13 +36,19 @@ def library_version(root: Path) -> Fact[str]:
 
     What ``.so.1`` leads to is what the dynamic loader takes; other files count only where there is no such link.
     """
+    paths = (p for d in LIBRARY_DIRECTORIES for p in sorted((root / d).glob("lib*.so.*")))
+    return version_among((str(path), path.resolve().name) for path in paths)
+
+
+def version_among(libraries: Iterable[tuple[str, str]]) -> Fact[str]:
+    """``library_version`` from (path, name of what it leads to), wherever they were listed."""
     links, files = {}, {}
-    for directory in LIBRARY_DIRECTORIES:
-        for path in sorted((root / directory).glob("lib*.so.*")):
-            if path.name in _LOADED_NAMES:
-                links[_LIBRARY.fullmatch(path.resolve().name)] = path
-            else:
-                files[_LIBRARY.fullmatch(path.name)] = path
+    for path, leads_to in libraries:
+        name = path.rpartition("/")[2]
+        if name in _LOADED_NAMES:
+            links[_LIBRARY.fullmatch(leads_to)] = path
+        else:
+            files[_LIBRARY.fullmatch(name)] = path
     found = {m[1]: path for m, path in links.items() if m} or {m[1]: path for m, path in files.items() if m}
     if not found:
         return Absent("no libcuda or libnvidia-ml with a version in its name in the library directories")

@@ -1,6 +1,7 @@
 """NVML through a short-lived child (``nvml_child``): codes become facts, units become the observation's."""
 
 import asyncio
+import errno
 import os
 import sys
 from collections.abc import Callable, Mapping
@@ -11,16 +12,18 @@ from pydantic import ValidationError
 
 from agent.core.fact import Absent, Fact, Known, Unknown, say
 from agent.core.observation import Gpu, Nvml
+from agent.core.record import Record
 from agent.host.command import StuckError, run_command
 from agent.host.nvidia_version import library_version, module_version
-from agent.host.nvml_wire import Answer, Cell, Fault, GpuAnswer
+from agent.host.nvml_wire import Answer, Cell, Fault, GpuAnswer, Outcome, ReadRequest, WriteRequest
 from agent.host.reading import PCI_ADDRESS, names_in
-from agent.host.refusal import refuse
 
 T = TypeVar("T")
 U = TypeVar("U")
+R = TypeVar("R", bound=Record)
 
 DEADLINE = 20.0  # seconds; opening an idle GPU without persistence mode takes a few
+_STUCK = "an earlier NVML query still sleeps in the kernel"
 _NOT_SUPPORTED = 3
 _VERSION_MISMATCH = 18
 # nvmlReturn_t -> the condition's reason. Not supported is no fault: the fact is Absent.
@@ -35,6 +38,19 @@ CODES: Mapping[int, str] = {
     _VERSION_MISMATCH: "NvmlVersionMismatch",
     999: "NvmlUnknownError",
 }
+# nvmlReturn_t -> what a write fails with; EIO for every other.
+ERRNOS: Mapping[int, int] = {
+    2: errno.EINVAL,
+    _NOT_SUPPORTED: errno.EOPNOTSUPP,
+    4: errno.EPERM,
+    6: errno.ENODEV,
+    9: errno.ENODEV,
+    10: errno.ETIMEDOUT,
+    12: errno.ENOENT,
+    13: errno.ENOSYS,
+    _VERSION_MISMATCH: errno.EPROTO,
+    19: errno.EBUSY,
+}
 # nvmlDeviceGpuRecoveryAction_t
 _RECOVERY_ACTIONS = {
     0: "none",
@@ -48,11 +64,18 @@ _RECOVERY_ACTIONS = {
 }
 
 
-class ChildNvml:
-    """``NvmlPort``. The child holds its devices for a fraction of a second and is gone when ``read`` returns.
+class ChildFailedError(Exception):
+    """The child ended without an answer that can be read."""
 
-    ``env`` is added to the environment of the child. ``alone`` is held while the child lives, so that whoever looks
-    for holders does not take it for one.
+
+class ChildNvml:
+    """``NvmlPort``. The child holds its devices for a fraction of a second and is gone when a call returns.
+
+    ``env`` is added to the environment of the child. ``alone`` is held while a child lives, so that whoever looks
+    for holders does not take it for one, and that a write and a reading never meet.
+
+    A write raises PermissionError, TimeoutError or another OSError (``ERRNOS``) with NVML's words. Reading back is
+    the caller's: NVML can take a setting and not keep it, as a power limit without persistence mode.
     """
 
     def __init__(
@@ -78,40 +101,74 @@ class ChildNvml:
         return await asyncio.shield(self._reading)
 
     async def set_persistence_mode(self, address: str, *, on: bool) -> None:
-        refuse(f"switching persistence mode of {address} {'on' if on else 'off'}")
+        request = WriteRequest(address=address, setting="persistence-mode", values=(int(on),))
+        await self._write(request, f"switching persistence mode {'on' if on else 'off'}")
 
     async def set_power_limit(self, address: str, watts: int) -> None:
-        refuse(f"setting the power limit of {address} to {watts} W")
+        request = WriteRequest(address=address, setting="power-limit", values=(watts * 1000,))
+        await self._write(request, f"setting the power limit to {watts} W")
 
     async def _read(self) -> Fact[Nvml]:
+        async with self._alone:
+            addresses = self._on_nvidia()
+            if not addresses:
+                return Absent("no GPU is bound to nvidia, so NVML was not opened")
+            if self._sleeps():
+                return Unknown(_STUCK, "NvmlStuck")
+            try:
+                answer = await self._ask(ReadRequest(addresses=addresses), Answer)
+            except TimeoutError:
+                return Unknown(f"NVML did not answer within {self._deadline:g}s", "NvmlTimeout")
+            except ChildFailedError as error:
+                return Unknown(str(error), "NvmlChildFailed")
+        return self._translate(answer)
+
+    async def _write(self, request: WriteRequest, doing: str) -> None:
+        def failed(number: int, why: str) -> OSError:
+            return OSError(number, f"{doing} failed: {why}", request.address)
+
+        async with self._alone:
+            if request.address not in self._on_nvidia():
+                raise failed(errno.ENODEV, "the GPU is not bound to nvidia, so NVML was not opened")
+            if self._sleeps():
+                raise failed(errno.EBUSY, _STUCK)
+            try:
+                outcome = await self._ask(request, Outcome)
+            except TimeoutError:
+                raise failed(errno.ETIMEDOUT, f"NVML did not answer within {self._deadline:g}s") from None
+            except ChildFailedError as error:
+                raise failed(errno.EIO, str(error)) from error
+        if outcome.fault is not None:
+            raise failed(ERRNOS.get(outcome.fault.code, errno.EIO), self._fault(outcome.fault).reason)
+
+    def _on_nvidia(self) -> tuple[str, ...]:
         bound = names_in(self._root / "sys/bus/pci/drivers/nvidia")
-        addresses = tuple(name for name in bound if PCI_ADDRESS.fullmatch(name))
-        if not addresses:
-            return Absent("no GPU is bound to nvidia, so NVML was not opened")
-        if self._stuck is not None and self._stuck.returncode is None:
-            return Unknown("an earlier NVML query still sleeps in the kernel", "NvmlStuck")
-        argv = (sys.executable, "-P", "-m", "agent.host.nvml_child", *addresses)
+        return tuple(name for name in bound if PCI_ADDRESS.fullmatch(name))
+
+    def _sleeps(self) -> bool:
+        return self._stuck is not None and self._stuck.returncode is None
+
+    async def _ask(self, request: Record, kind: type[R]) -> R:
+        """Raises TimeoutError, ChildFailedError, or OSError where no child can be started."""
+        argv = (sys.executable, "-P", "-m", "agent.host.nvml_child", request.model_dump_json())
         try:
-            async with self._alone:
-                done = await run_command(argv, self._deadline, self._env)
-        except TimeoutError as error:
-            self._stuck = error.process if isinstance(error, StuckError) else None
-            return Unknown(f"NVML did not answer within {self._deadline:g}s", "NvmlTimeout")
+            done = await run_command(argv, self._deadline, self._env)
+        except StuckError as error:
+            self._stuck = error.process
+            raise
         if done.status != 0:
             last = (done.stderr.strip().splitlines() or ["it said nothing"])[-1]
-            return Unknown(f"the NVML child ended with status {done.status}: {last[:200]}", "NvmlChildFailed")
+            raise ChildFailedError(f"the NVML child ended with status {done.status}: {last[:200]}")
         try:
-            answer = Answer.model_validate_json(done.stdout)
+            return kind.model_validate_json(done.stdout)
         except ValidationError as error:
-            return Unknown(
-                f"the NVML child's answer has {error.error_count()} errors, such as {error.errors()[0]['msg']}",
-                "NvmlChildFailed",
-            )
-        return self._translate(answer)
+            first = error.errors()[0]["msg"]
+            message = f"the NVML child's answer has {error.error_count()} errors, such as {first}"
+            raise ChildFailedError(message) from error
 
     def _translate(self, answer: Answer) -> Fact[Nvml]:
         if answer.fault is not None:
-            return self._opening_fault(answer.fault)
+            return self._fault(answer.fault)
         gpus: dict[str, Fact[Gpu]] = {gpu.address: Known(_gpu(gpu)) for gpu in answer.gpus}
         for closed in answer.closed:
             gpus[closed.address or f"nvml-index-{closed.index}"] = fault_fact(closed.fault)
@@ -124,10 +181,11 @@ class ChildNvml:
             )
         )
 
-    def _opening_fault(self, fault: Fault) -> Unknown:
+    def _fault(self, fault: Fault) -> Unknown:
+        """What befell the whole call; of a version mismatch with both versions."""
         unknown = fault_fact(fault)
         if fault.code != _VERSION_MISMATCH:
-            return Unknown(unknown.reason, unknown.code)
+            return unknown
         module, library = say(module_version(self._root)), say(library_version(self._root))
         return Unknown(
             f"{unknown.reason}: the kernel module is {module}, the library is {library}", unknown.code

@@ -1,26 +1,54 @@
-"""A short-lived child that asks NVML once: ``python -m agent.host.nvml_child ADDRESS...`` prints one ``Answer``.
+"""A short-lived child that opens NVML once: ``python -m agent.host.nvml_child REQUEST`` prints its answer.
 
 A long-lived process would keep the old library mapped after a driver upgrade (error 18 for ever), and its open
-session would hold the very devices that are to be unbound. The addresses are the GPUs bound to nvidia by sysfs;
-one that NVML cannot open is reported with its code and hides no other.
+session would hold the very devices that are to be unbound. REQUEST is a ``ReadRequest`` or a ``WriteRequest`` in
+JSON. A GPU that NVML cannot open is reported with its code and hides no other.
 """
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import pynvml
+from pydantic import TypeAdapter
 
-from agent.host.nvml_wire import Answer, Cell, ClosedGpu, Fault, GpuAnswer
+from agent.host.nvml_wire import Answer, Cell, ClosedGpu, Fault, GpuAnswer, Outcome, ReadRequest, WriteRequest
 
 T = TypeVar("T")
 
+_REQUEST: TypeAdapter[ReadRequest | WriteRequest] = TypeAdapter(ReadRequest | WriteRequest)
+_SETTERS: Mapping[str, Callable[..., None]] = {
+    "persistence-mode": pynvml.nvmlDeviceSetPersistenceMode,
+    "power-limit": pynvml.nvmlDeviceSetPowerManagementLimit,
+}
+
 _RECOVERY_ACTION = 230  # NVML_FI_DEV_GET_GPU_RECOVERY_ACTION, missing from older bindings
+_NOT_FOUND = 6
 _FUNCTION_NOT_FOUND = 13
 
 
-def main(addresses: Sequence[str]) -> None:
-    sys.stdout.write(ask(addresses).model_dump_json() + "\n")
+def main(text: str) -> None:
+    request = _REQUEST.validate_json(text)
+    answer = write(request) if isinstance(request, WriteRequest) else ask(request.addresses)
+    sys.stdout.write(answer.model_dump_json() + "\n")
+
+
+def write(request: WriteRequest) -> Outcome:
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError as error:
+        return Outcome(fault=_fault(error))
+    try:
+        handle = pynvml.nvmlDeviceGetHandleByPciBusId(request.address.encode())
+        opened = sysfs_address(_text(pynvml.nvmlDeviceGetPciInfo(handle).busId))
+        if opened != request.address:
+            return Outcome(fault=Fault(code=_NOT_FOUND, text=f"NVML opened {opened} instead"))
+        _SETTERS[request.setting](handle, *request.values)
+    except pynvml.NVMLError as error:
+        return Outcome(fault=_fault(error))
+    finally:
+        _cell(pynvml.nvmlShutdown)
+    return Outcome()
 
 
 def ask(addresses: Sequence[str]) -> Answer:
@@ -107,9 +135,14 @@ def _memory(handle: Any) -> tuple[int, int]:
 
 
 def _pids(handle: Any) -> tuple[int, ...]:
-    return tuple(
-        sorted({int(process.pid) for process in pynvml.nvmlDeviceGetComputeRunningProcesses(handle)})
-    )
+    # By version: where the driver lacks it, the unversioned name raises what is no NVMLError.
+    try:
+        processes = pynvml.nvmlDeviceGetComputeRunningProcesses_v3(handle)
+    except pynvml.NVMLError as error:
+        if error.value != _FUNCTION_NOT_FOUND:
+            raise
+        processes = pynvml.nvmlDeviceGetComputeRunningProcesses_v2(handle)
+    return tuple(sorted({int(process.pid) for process in processes}))
 
 
 def _recovery_action(handle: Any) -> int:
@@ -140,4 +173,4 @@ def _pair(values: Sequence[int]) -> tuple[int, int]:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    main(sys.argv[1])

@@ -1,10 +1,24 @@
-"""What the NVML child says on its stdout: one JSON object, validated on arrival."""
+"""What the NVML child is asked, its one argument, and what it says on its stdout: JSON, validated on arrival."""
 
 from typing import Generic, Literal, TypeVar
 
 from agent.core.record import Record
 
 T = TypeVar("T")
+
+
+class ReadRequest(Record):
+    """Everything about all GPUs. ``addresses``: those bound to nvidia by sysfs."""
+
+    addresses: tuple[str, ...]
+
+
+class WriteRequest(Record):
+    """One setting of one GPU. ``values`` are what NVML's own setter takes, in its units (mode 0 or 1, milliwatts)."""
+
+    address: str
+    setting: Literal["persistence-mode", "power-limit"]
+    values: tuple[int, ...]
 
 
 class Fault(Record):
@@ -61,3 +75,10 @@ class Answer(Record):
     cuda_version: Cell[int] = Cell[int]()  # 1000 * major + 10 * minor
     gpus: tuple[GpuAnswer, ...] = ()
     closed: tuple[ClosedGpu, ...] = ()
+
+
+class Outcome(Record):
+    """How a write ended. No fault: NVML took it, which says nothing yet of what reads back."""
+
+    version: Literal[1] = 1
+    fault: Fault | None = None

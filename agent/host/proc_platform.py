@@ -1,19 +1,25 @@
 """The platform from /proc, /sys/module and modprobe.d: what the kernel was told, and what it made of it."""
 
 import asyncio
+import errno
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from fnmatch import fnmatchcase
 from pathlib import Path
 
-from agent.core.fact import Absent, Fact, Known, Unknown
-from agent.core.observation import Module, Platform
+from agent.core.boot import split_cmdline
+from agent.core.fact import Absent, Fact, Known, Unknown, say
+from agent.core.observation import Initramfs, Module, Platform
+from agent.host.boot_loader import read_boot, refresh_boot_loader
 from agent.host.command import run_command
-from agent.host.modprobe_options import read_module_options
+from agent.host.initramfs import InitramfsReader
+from agent.host.kernel_calls import KernelCalls, write_attribute
+from agent.host.manager import ServiceManager
+from agent.host.modprobe import load
+from agent.host.modprobe_options import read_module_options, read_option_files
 from agent.host.nvidia_version import module_version
 from agent.host.reading import convert, names_in, read_text, unreadable
-from agent.host.refusal import refuse
 from agent.host.scan import Scan
 
 # Modules whose parameters say something about GPUs, IOMMU or PCIe. Others are listed without parameters.
@@ -33,29 +39,59 @@ PARAMETERS_OF = (
     "drm",
 )
 _SYSTEMCTL_DEADLINE = 10.0
-_WORD = re.compile(r'(?:"[^"]*"?|[^\s"])+')
+_WRITE_DEADLINE = 10.0
+_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
 
 
 class ProcPlatform:
-    """``PlatformPort`` over /proc and /sys. Needs no root."""
+    """``PlatformPort`` over /proc and /sys. Reading needs no root; loading a module needs ``manager``.
 
-    def __init__(self, root: Path = Path("/"), parameters_of: tuple[str, ...] = PARAMETERS_OF) -> None:
+    ``modules``: names whose parameters are read too, asked for at each read.
+    """
+
+    def __init__(
+        self,
+        root: Path = Path("/"),
+        parameters_of: tuple[str, ...] = PARAMETERS_OF,
+        manager: ServiceManager | None = None,
+        modules: Callable[[], Iterable[str]] = tuple,
+    ) -> None:
         self._root = root
         self._parameters_of = parameters_of
+        self._manager = manager
+        self._modules_named = modules
+        self._version: Fact[str] | None = None  # of systemd, once it is known: asking costs a process
+        self._calls = KernelCalls("module parameter")
         self._scan: Scan[Platform] = Scan("platform scan")
+        self._initramfs = InitramfsReader(root)
 
     async def read(self) -> Platform:
         platform, systemd = await asyncio.gather(self._scan.run(self._read), self._systemd())
-        return replace(platform, systemd=systemd)
+        return replace(platform, systemd=systemd, initramfs=await self._read_initramfs(platform))
+
+    async def _read_initramfs(self, platform: Platform) -> Fact[Initramfs]:
+        if not isinstance(platform.kernel_release, Known):
+            return Unknown("the kernel's release is unknown, and with it the name of its initramfs")
+        return await self._initramfs.read(platform.kernel_release.value)
 
     async def load_module(self, name: str) -> None:
-        refuse(f"modprobe {name}")
+        await load(name, self._root, self._manager)
 
     async def set_module_parameter(self, module: str, parameter: str, value: str) -> None:
-        refuse(f"writing {value!r} to /sys/module/{module}/parameters/{parameter}")
+        if not _NAME.fullmatch(module) or not _NAME.fullmatch(parameter):
+            raise OSError(errno.EINVAL, f"no module or no parameter: {module!r}, {parameter!r}")
+        path = self._root / "sys/module" / module.replace("-", "_") / "parameters" / parameter
+        await self._calls.run(f"{module}.{parameter}", lambda: write_attribute(path, value), _WRITE_DEADLINE)
+
+    async def refresh_boot_loader(self) -> None:
+        loader = (await asyncio.to_thread(read_boot, self._root)).loader
+        if self._manager is None or not isinstance(loader, Known):
+            raise OSError(errno.EOPNOTSUPP, f"no boot loader can be refreshed here: {say(loader)}")
+        await refresh_boot_loader(loader.value, self._manager)
 
     def _read(self) -> Platform:
         kernel = self._root / "proc/sys/kernel"
+        boot = read_boot(self._root)
         return Platform(
             boot_id=_present(read_text(kernel / "random/boot_id")),
             kernel_release=_present(read_text(kernel / "osrelease")),
@@ -66,6 +102,11 @@ class ProcPlatform:
             module_options=read_module_options(self._root),
             sev_snp=convert(read_text(self._root / "sys/module/kvm_amd/parameters/sev_snp"), _flag),
             nvidia_driver=module_version(self._root),
+            module_option_files=read_option_files(self._root),
+            boot_loader=boot.loader,
+            next_cmdline=boot.next_cmdline,
+            configured_cmdline=boot.configured_cmdline,
+            boot_sources=boot.sources,
         )
 
     def _modules(self) -> Fact[Mapping[str, Module]]:
@@ -74,8 +115,9 @@ class ProcPlatform:
             return listing
         try:
             loaded = {module.name: module for module in map(parse_module, listing.value.splitlines())}
+            named = {name.replace("-", "_") for name in self._modules_named()}
             for name in names_in(self._root / "sys/module"):
-                if self._is_relevant(name):
+                if name in named or self._is_relevant(name):
                     module = loaded.get(name) or self._built_in(name)
                     if module is not None:
                         loaded[name] = replace(module, parameters=self._parameters(name))
@@ -101,6 +143,11 @@ class ProcPlatform:
     async def _systemd(self) -> Fact[str]:
         if not (self._root / "run/systemd/system").is_dir():
             return Absent("systemd is not the service manager here")
+        if not isinstance(self._version, Known):
+            self._version = await self._ask_version()
+        return self._version
+
+    async def _ask_version(self) -> Fact[str]:
         try:
             done = await run_command(("systemctl", "--version"), _SYSTEMCTL_DEADLINE)
         except OSError as error:  # TimeoutError is one
@@ -111,11 +158,6 @@ class ProcPlatform:
             if match
             else Unknown(f"systemctl --version said {done.stdout[:80]!r}", "Unparsable")
         )
-
-
-def split_cmdline(text: str) -> tuple[str, ...]:
-    """The kernel command line in words; double quotes hold blanks together and are dropped, as the kernel does."""
-    return tuple(word.replace('"', "") for word in _WORD.findall(text))
 
 
 def parse_module(line: str) -> Module:

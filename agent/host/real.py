@@ -1,50 +1,93 @@
 """Every edge of the host this runs on."""
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 from agent.host.clock import SystemClock
+from agent.host.command_target import CommandTarget
 from agent.host.inference import HttpInference
 from agent.host.kmsg import Kmsg
-from agent.host.local_target import LocalTarget, UnobservableTarget
+from agent.host.local_target import LocalTarget
+from agent.host.manager import ServiceManager
+from agent.host.no_target import NoTarget
 from agent.host.nvml import ChildNvml
 from agent.host.proc_holders import ProcHolders
 from agent.host.proc_platform import ProcPlatform
 from agent.host.refusal import refuse
 from agent.host.sysfs_pci import SysfsPci
+from agent.host.systemd_bus import BusManager, local_manager
+from agent.host.target_names import prefix_for
+from agent.host.uevents import uevents
 from agent.ports import NvmlPort, P2PTestResult, Ports, TargetPort
+
+Hints = Callable[[], AsyncGenerator[None, None]]
 
 
 class RefusedP2PTest:
-    """``P2PTestPort``: a P2P test loads GPUs and can wedge them, so it is acting."""
+    """``P2PTestPort`` without a test: the verdict says so, and P2P counts as off."""
 
     async def run(self, gpus: Sequence[str], progress: Callable[[str], None]) -> P2PTestResult:  # noqa: ARG002 - the port's signature
         refuse(f"a P2P test of {', '.join(gpus)}")
 
 
-def real_ports(root: Path = Path("/")) -> Ports:
-    """Ports that read this host and refuse every write with ``TerminalError`` (reason RealHostReadOnly)."""
+@dataclass(frozen=True, slots=True)
+class RealHost:
+    """The host whose files are at ``root``. Its ports read it and act on it."""
+
+    ports: Ports
+    manager: ServiceManager
+
+    def hints(self, units: Callable[[], Iterable[str]]) -> Mapping[str, Hints]:
+        """By reason: what yields when something on this host has changed. ``units``: those to be watched now."""
+        found: dict[str, Hints] = {"uevent": uevents}
+        manager = self.manager
+        if isinstance(manager, BusManager):
+            found["unit changed"] = lambda: manager.watch(units)
+        return found
+
+    async def close(self) -> None:
+        if isinstance(self.manager, BusManager):
+            await self.manager.close()
+
+
+def real_host(root: Path = Path("/"), modules: Callable[[], Iterable[str]] = tuple) -> RealHost:
+    """``modules``: those whose parameters the spec names, beyond the ones that are always read."""
     clock = SystemClock()
     alone = asyncio.Lock()
+    manager = local_manager(root)
     nvml = ChildNvml(root, alone=alone)
-    return Ports(
+    ports = Ports(
         clock=clock,
-        platform=ProcPlatform(root),
-        pci=SysfsPci(root),
+        platform=ProcPlatform(root, manager=manager, modules=modules),
+        pci=SysfsPci(root, manager=manager),
         nvml=nvml,
         holders=ProcHolders(root, alone),
         kernel_log=Kmsg(root),
-        targets=_targets(root, nvml),
+        targets=_targets(root, nvml, manager),
         inference=HttpInference(clock),
         p2p_test=RefusedP2PTest(),
     )
+    return RealHost(ports, manager)
 
 
-def _targets(root: Path, nvml: NvmlPort) -> Callable[[str], TargetPort]:
-    local = LocalTarget(root, nvml)
+def real_ports(root: Path = Path("/")) -> Ports:
+    """The ports alone, for whoever leaves the connection to systemd to the end of the process."""
+    return real_host(root).ports
 
+
+def _targets(root: Path, nvml: NvmlPort, manager: ServiceManager) -> Callable[[str], TargetPort]:
+    local = LocalTarget(root, nvml, manager)
+
+    @cache  # one object for each, as long as the agent runs: it remembers what it learned
     def target(name: str) -> TargetPort:
-        return local if name == "host" else UnobservableTarget(name)
+        if name == "host":
+            return local
+        try:
+            return CommandTarget(name, prefix_for(name))
+        except OSError as error:
+            return NoTarget(name, error.strerror or str(error))
 
     return target

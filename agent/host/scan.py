@@ -28,30 +28,36 @@ class Scan(Generic[T]):
             raise TimeoutError(
                 f"{self._name}: {MAX_ABANDONED} earlier reads have not returned from the kernel"
             )
-        loop = asyncio.get_running_loop()
-        future: asyncio.Future[T] = loop.create_future()
-
-        def settle(result: T | None, error: BaseException | None) -> None:
-            if future.done():
-                return
-            if error is not None:
-                future.set_exception(error)
-            else:
-                future.set_result(result)  # type: ignore[arg-type]  # None only where T allows it
-
-        def work() -> None:
-            result: T | None = None
-            error: BaseException | None = None
-            try:
-                result = read()
-            except Exception as caught:  # whatever it is belongs to the caller, not to this thread
-                error = caught
-            try:
-                loop.call_soon_threadsafe(settle, result, error)
-            except RuntimeError:
-                return  # the loop was closed while this read hung; nobody waits for it any more
-
-        thread = threading.Thread(target=work, name=self._name, daemon=True)
+        thread, future = start(read, self._name)
         self._threads.append(thread)
-        thread.start()
         return await future
+
+
+def start(call: Callable[[], T], name: str) -> tuple[threading.Thread, asyncio.Future[T]]:
+    """``call`` in a daemon thread of its own, and the future that gets its result or what it raised."""
+    loop = asyncio.get_running_loop()
+    future: asyncio.Future[T] = loop.create_future()
+
+    def settle(result: T | None, error: BaseException | None) -> None:
+        if future.done():
+            return
+        if error is not None:
+            future.set_exception(error)
+        else:
+            future.set_result(result)  # type: ignore[arg-type]  # None only where T allows it
+
+    def work() -> None:
+        result: T | None = None
+        error: BaseException | None = None
+        try:
+            result = call()
+        except Exception as caught:  # whatever it is belongs to the caller, not to this thread
+            error = caught
+        try:
+            loop.call_soon_threadsafe(settle, result, error)
+        except RuntimeError:
+            return  # the loop was closed while this call hung; nobody waits for it any more
+
+    thread = threading.Thread(target=work, name=name, daemon=True)
+    thread.start()
+    return thread, future

@@ -1,31 +1,54 @@
-"""PCI functions and IOMMU groups from sysfs (Documentation/ABI/testing/sysfs-bus-pci, sysfs-kernel-iommu_groups)."""
+"""PCI functions and IOMMU groups in sysfs (Documentation/ABI/testing/sysfs-bus-pci, sysfs-kernel-iommu_groups)."""
 
+import errno
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from agent.core.fact import Absent, Fact, Known, Unknown, value_or
 from agent.core.observation import NOT_READ, IommuGroup, Pci, PciFunction
 from agent.host.config_space import read_acs_ctl, read_serial
+from agent.host.kernel_calls import KernelCalls, write_attribute
+from agent.host.manager import ServiceManager
 from agent.host.reading import PCI_ADDRESS, convert, names_in, read_int, read_link_name, read_text
-from agent.host.refusal import refuse
 from agent.host.scan import Scan
+from agent.host.unbind_units import UnbindUnits
 
 _IORESOURCE_MEM = 0x200
 _IORESOURCE_UNSET = 0x20000000
 _STANDARD_BARS = 6
+_WRITE_DEADLINE = 10.0  # seconds
+_PROBE_DEADLINE = 30.0  # the driver's own probe() is part of the write
+_PENDING = Unknown("not read: an unbind of it has not returned, and would hold the read up", "UnbindPending")
+_BUSY = Unknown("the kernel does not answer: somebody keeps the device's lock", "DeviceBusy")
 _OFF_PATH = Unknown("not read: no display device is behind this bridge", "NotObserved")
 
 
-class SysfsPci:
-    """``PciPort`` over /sys. Reads need no root, except for serial numbers and ACS bits."""
+@dataclass(frozen=True, slots=True)
+class _Locked:
+    """Attributes that are read under the device's lock, or that wait while it is being reset."""
 
-    def __init__(self, root: Path = Path("/")) -> None:
+    driver_override: Fact[str]
+    sriov_numvfs: Fact[int]
+    serial: Fact[str]
+
+
+class SysfsPci:
+    """``PciPort`` over /sys. Reads need no root, except for serial numbers and ACS bits; unbinding needs ``manager``.
+
+    A device whose unbind is pending, or that somebody else's call keeps locked, is neither written to nor asked for
+    what needs the lock: the thread that did would stay in the kernel, and the agent could not be ended.
+    """
+
+    def __init__(self, root: Path = Path("/"), manager: ServiceManager | None = None) -> None:
         self._devices = root / "sys/bus/pci/devices"
+        self._probe_file = root / "sys/bus/pci/drivers_probe"
         self._slots = root / "sys/bus/pci/slots"
         self._groups = root / "sys/kernel/iommu_groups"
         self._scan: Scan[Pci] = Scan("PCI scan")
         self._link: Scan[Fact[str]] = Scan("driver link")
+        self._calls = KernelCalls("PCI device")
+        self._unbinds = UnbindUnits(root, manager)
         # Reading config space can wake a sleeping card, so it is read once in the life of a sysfs device:
         # one that is removed and found again has another inode.
         self._serials: dict[tuple[str, int], Fact[str]] = {}
@@ -38,19 +61,37 @@ class SysfsPci:
         return await self._link.run(lambda: read_link_name(self._devices / address / "driver"))
 
     async def set_override(self, address: str, driver: str) -> None:
-        refuse(f"setting driver_override of {address} to {driver!r}")
+        """Raises OSError: EBUSY for a device whose unbind is pending or whose lock is taken."""
+        await self._write(
+            address, self._devices / address / "driver_override", f"{driver}\n", _WRITE_DEADLINE
+        )
 
     async def start_unbind(self, address: str, driver: str) -> None:
-        refuse(f"unbinding {address} from {driver}")
+        await self._unbinds.start(address, driver)
 
-    async def unbind_state(self, address: str) -> str:  # noqa: ARG002 - the port's signature
-        return "none"
+    async def unbind_state(self, address: str) -> str:
+        return await self._unbinds.state(address)
 
     async def probe(self, address: str) -> None:
-        refuse(f"probing drivers for {address}")
+        """Raises OSError: EBUSY for a device whose unbind is pending or whose lock is taken."""
+        await self._write(address, self._probe_file, address, _PROBE_DEADLINE)
 
     async def set_group_type(self, group: int, group_type: str) -> None:
-        refuse(f"setting the type of IOMMU group {group} to {group_type}")
+        path = self._groups / str(group) / "type"
+        await self._calls.run(
+            f"IOMMU group {group}", lambda: write_attribute(path, group_type), _WRITE_DEADLINE
+        )
+
+    async def _write(self, address: str, path: Path, text: str, deadline: float) -> None:
+        if not PCI_ADDRESS.fullmatch(address):
+            raise OSError(errno.EINVAL, f"{address!r} is no PCI address")
+
+        def write() -> None:
+            if self._unbinds.is_pending(address):
+                raise OSError(errno.EBUSY, f"an unbind of {address} has not returned", str(path))
+            write_attribute(path, text)
+
+        await self._calls.run(address, write, deadline)
 
     def _read(self) -> Pci:
         if not self._devices.is_dir():
@@ -63,10 +104,36 @@ class SysfsPci:
             function = self._function(address, slots) if PCI_ADDRESS.fullmatch(address) else None
             if function is not None:
                 found[address] = function
+        pending = self._unbinds.pending()
+        found = self._with_locked(found, pending)
         on_path = {b for f in found.values() if f.class_code >> 16 == 0x03 for b in f.bridges}
         for address in on_path & found.keys():
             found[address] = replace(found[address], acs_ctl=read_acs_ctl(self._devices / address / "config"))
-        return Pci(functions=found, groups=self._read_groups())
+        return Pci(functions=found, groups=self._read_groups(), pending_unbinds=pending)
+
+    def _with_locked(
+        self, found: Mapping[str, PciFunction], pending: tuple[str, ...]
+    ) -> dict[str, PciFunction]:
+        read = self._calls.read_each((a for a in found if a not in pending), lambda a: self._locked(found[a]))
+        told: dict[str, PciFunction] = {}
+        for address, function in found.items():
+            why = _PENDING if address in pending else _BUSY
+            seen = read.get(address) or _Locked(why, why, self._known_serial(function) or why)
+            told[address] = replace(
+                function,
+                driver_override=seen.driver_override,
+                sriov_numvfs=seen.sriov_numvfs,
+                serial=seen.serial,
+            )
+        return told
+
+    def _locked(self, function: PciFunction) -> _Locked:
+        path = self._devices / function.address
+        return _Locked(
+            convert(read_text(path / "driver_override"), _override),
+            read_int(path / "sriov_numvfs"),
+            self._known_serial(function) or self._read_serial(path),
+        )
 
     def _function(self, address: str, slots: Mapping[str, str]) -> PciFunction | None:
         """None: the device went away while it was being read."""
@@ -83,13 +150,11 @@ class SysfsPci:
             device_id=device,
             class_code=code,
             driver=read_link_name(path / "driver"),
-            driver_override=convert(read_text(path / "driver_override"), _override),
             iommu_group=convert(read_link_name(path / "iommu_group"), lambda name: Known(int(name))),
             numa_node=convert(read_int(path / "numa_node"), _numa_node),
             power_state=convert(read_text(path / "power_state"), _power_state),
             boot_vga=convert(read_int(path / "boot_vga"), lambda flag: Known(flag == 1)),
             slot=Known(slot) if slot is not None else Absent("no physical slot names this device"),
-            serial=self._serial(path) if code >> 16 == 0x03 else NOT_READ,
             bridges=_upstream(path),
             acs_ctl=_OFF_PATH if is_bridge else Absent("not a bridge"),
             bars=() if is_bridge else value_or(convert(read_text(path / "resource"), _memory_bars), ()),
@@ -97,19 +162,27 @@ class SysfsPci:
             link_width=convert(read_int(path / "current_link_width"), _width),
             max_link_speed=convert(read_text(path / "max_link_speed"), _speed),
             max_link_width=convert(read_int(path / "max_link_width"), _width),
+            reset_methods=convert(read_text(path / "reset_method"), lambda text: Known(tuple(text.split()))),
+            power_control=read_text(path / "power/control"),
         )
 
-    def _serial(self, path: Path) -> Fact[str]:
+    def _known_serial(self, function: PciFunction) -> Fact[str] | None:
+        if function.class_code >> 16 != 0x03:
+            return NOT_READ
         try:
-            key = (path.name, path.stat().st_ino)
+            return self._serials.get(_life(self._devices / function.address))
+        except OSError:
+            return Unknown(f"{function.address} went away", "Unreadable")
+
+    def _read_serial(self, path: Path) -> Fact[str]:
+        try:
+            life = _life(path)
         except OSError:
             return Unknown(f"{path} went away", "Unreadable")
-        known = self._serials.get(key)
-        if known is None:
-            known = read_serial(path / "config")
-            if not isinstance(known, Unknown):
-                self._serials = {k: v for k, v in self._serials.items() if k[0] != path.name} | {key: known}
-        return known
+        serial = read_serial(path / "config")
+        if not isinstance(serial, Unknown):
+            self._serials = {k: v for k, v in self._serials.items() if k[0] != path.name} | {life: serial}
+        return serial
 
     def _slot_names(self) -> dict[str, str]:
         """Domain, bus and device -> the slot's name."""
@@ -129,6 +202,11 @@ class SysfsPci:
                     int(name), read_text(path / "type"), names_in(path / "devices")
                 )
         return dict(sorted(groups.items()))
+
+
+def _life(path: Path) -> tuple[str, int]:
+    """A device between its appearance in sysfs and its removal."""
+    return path.name, path.stat().st_ino
 
 
 def _override(text: str) -> Fact[str]:

@@ -18,6 +18,7 @@ from agent.core.resolve import Resolved
 from agent.core.selection import identify
 from agent.kind import must_wait
 from agent.kinds.rebind import UDEV_RULES, mend_overrides, rebind, set_persistence, switch_unit, write_rules
+from agent.kinds.udev_rules import udev_rules
 from agent.ports import Ports
 
 
@@ -193,23 +194,6 @@ class DriverBinding:
             await rebind(_functions(action), ports)
         else:
             raise TerminalError(f"driver binding knows no {action.verb}", reason="UnknownVerb")
-
-
-def udev_rules(resolved: Resolved) -> str:
-    """Rules that set driver_override as devices appear; "" when no GPU goes to vfio-pci.
-
-    A card whose IOMMU group holds somebody else's device gets none: the next boot would split the group.
-    """
-    slots = [s for s in resolved.slots if s.driver == "vfio-pci" and not s.group_shared]
-    addresses = [f.address for s in slots for f in s.functions]
-    if not addresses:
-        return ""
-    lines = ["# Written by gpu-host-agent from the spec: these functions belong to vfio-pci from boot on."]
-    lines += [
-        f'ACTION=="add", SUBSYSTEM=="pci", KERNEL=="{a}", ATTR{{driver_override}}="vfio-pci"'
-        for a in addresses
-    ]
-    return "\n".join(lines) + "\n"
 
 
 def _restore_unit(unit: str) -> Action:

@@ -114,7 +114,7 @@ class GpuSettingsKind:
         found = _read(gpu.value, action.verb) if isinstance(gpu, Known) else Unknown("NVML does not show it")
         if found != Known(value):
             message = f"{action.verb} of {action.target} was set to {value} and reads back {say(found)}"
-            raise TransientError(message, reason="ReadBackFailed")
+            raise TransientError(message, reason="ReadBackFailed", next_step=_why_not_kept(action.verb, gpu))
 
 
 def _gpu(address: str, inputs: Inputs) -> Fact[Gpu]:
@@ -130,6 +130,14 @@ def _read(gpu: Gpu, name: str) -> Fact[str]:
         return Known(str(fact.value)) if isinstance(fact, Known) else fact
     mode = gpu.persistence_mode
     return Known("on" if mode.value else "off") if isinstance(mode, Known) else mode
+
+
+def _why_not_kept(name: str, gpu: Fact[Gpu] | None) -> str:
+    if name == "power-limit" and isinstance(gpu, Known) and gpu.value.persistence_mode == Known(value=False):
+        return (
+            "set persistenceMode: true too: without it the driver forgets the limit of a GPU that nobody uses"
+        )
+    return ""
 
 
 def _compare(address: str, wanted: GpuSettings, gpu: Fact[Gpu]) -> list[Setting]:

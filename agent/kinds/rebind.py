@@ -8,7 +8,8 @@ Sources: Documentation/ABI/testing/sysfs-bus-pci, NVIDIA open-gpu-kernel-modules
 import contextlib
 
 from agent.core.errors import TerminalError, TransientError
-from agent.core.fact import Absent, Fact, Known, Unknown, say
+from agent.core.fact import Absent, Fact, Known, Unknown, say, value_or
+from agent.core.unbind_state import blocked_in, is_running
 from agent.ports import Ports
 
 UNBIND_DEADLINE = 60.0  # seconds; NVIDIA's remove() either returns in a few or never
@@ -29,9 +30,10 @@ Move = tuple[str, str]  # a function's address and the driver it goes to; "": wh
 class UnbindStuckError(TerminalError):
     """An unbind did not return: the device is out of reach until a reboot (law 2)."""
 
-    def __init__(self, address: str, seconds: float) -> None:
+    def __init__(self, address: str, seconds: float, state: str = "running") -> None:
         super().__init__(
-            f"the unbind of {address} has not returned for {seconds:.0f} s: something in the kernel still holds it",
+            f"the unbind of {address} has not returned for {seconds:.0f} s{blocked_in(state)}:"
+            " something in the kernel still holds it",
             reason="RebootRequired",
             next_step="reboot the host when it suits you; until then this GPU is left alone",
         )
@@ -130,11 +132,7 @@ async def _move(address: str, before: Fact[str], wanted: str, ports: Ports) -> N
         await _probe(address, wanted, ports)
         if wanted != "vfio-pci":
             await _override(address, "", ports)
-    except UnbindStuckError:
-        with contextlib.suppress(OSError):  # what must be known is that it is stuck
-            await ports.pci.set_override(address, "")
-        raise
-    except (TransientError, OSError):
+    except (TransientError, OSError):  # a stuck unbind is neither: nothing more is written to that device
         await _go_back(address, before, ports)
         raise
 
@@ -142,9 +140,9 @@ async def _move(address: str, before: Fact[str], wanted: str, ports: Ports) -> N
 async def _unbind(address: str, driver: str, ports: Ports) -> None:
     await ports.pci.start_unbind(address, driver)
     deadline = ports.clock.monotonic() + UNBIND_DEADLINE
-    while (state := await _unbind_state(address, ports)) == "running":
+    while is_running(state := await _unbind_state(address, ports)):
         if ports.clock.monotonic() > deadline:
-            raise UnbindStuckError(address, UNBIND_DEADLINE)
+            raise UnbindStuckError(address, UNBIND_DEADLINE, state)
         await ports.clock.sleep(POLL)
     if state.startswith("failed"):
         raise TransientError(f"unbinding {address} from {driver} {state}", reason="UnbindFailed")
@@ -162,9 +160,13 @@ async def _unbind_state(address: str, ports: Ports) -> str:
 
 async def _probe(address: str, wanted: str, ports: Ports) -> None:
     """drivers_probe succeeds also when nothing was bound: only the driver link tells."""
-    if not wanted:
-        return
     await ports.pci.probe(address)
+    if not wanted:
+        if await ports.pci.read_driver(address) == Known("vfio-pci"):
+            message = f"{address} was probed for a driver of the host, and vfio-pci took it"
+            step = "look for vfio-pci.ids= on the kernel command line and for ids= in modprobe.d"
+            raise TransientError(message, reason="BindFailed", next_step=step)
+        return
     deadline = ports.clock.monotonic() + PROBE_DEADLINE
     while (found := await ports.pci.read_driver(address)) != Known(wanted):
         if ports.clock.monotonic() > deadline:
@@ -179,11 +181,13 @@ async def _go_back(address: str, before: Fact[str], ports: Ports) -> None:
     """Put the function back on the driver it had, as far as that goes, and leave no override behind."""
     with contextlib.suppress(TransientError, OSError):
         now = await ports.pci.read_driver(address)
-        if isinstance(before, Known) and now != before:
-            await ports.pci.set_override(address, before.value)
+        if isinstance(before, Known | Absent) and now != before:
+            await ports.pci.set_override(address, value_or(before, ""))
             if isinstance(now, Known):
+                await _assert_free([address], ports)  # it may have been opened since it was bound
                 await _unbind(address, now.value, ports)
-            await ports.pci.probe(address)
+            if isinstance(before, Known):
+                await ports.pci.probe(address)
     if before != Known("vfio-pci"):
         with contextlib.suppress(OSError):  # the next pass finds an override that stays behind
             await ports.pci.set_override(address, "")

@@ -10,6 +10,7 @@ from agent.core.observation import Observation
 from agent.core.p2p_decision import standing
 from agent.core.redact import redact
 from agent.core.selection import identify, same_card
+from agent.core.unbind_state import is_running
 
 
 def absorb(memory: Memory, obs: Observation, now: float) -> Memory:
@@ -80,7 +81,7 @@ def _returned(address: str, obs: Observation) -> bool:
     state = obs.unbinds.get(address)
     if not isinstance(state, Known) or not isinstance(obs.pci, Known):
         return False
-    return state.value != "running" and address not in obs.pci.value.pending_unbinds
+    return not is_running(state.value) and address not in obs.pci.value.pending_unbinds
 
 
 def _quarantine(memory: Memory, obs: Observation, now: float) -> dict[str, Quarantine]:

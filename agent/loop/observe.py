@@ -10,6 +10,7 @@ from agent.core.fact import Absent, Fact, Known, Unknown, value_or
 from agent.core.former import former_units
 from agent.core.inputs import Inputs
 from agent.core.kernel_log import fold
+from agent.core.kernel_log_state import KernelLogState
 from agent.core.memory import Memory
 from agent.core.observation import (
     Holder,
@@ -28,25 +29,17 @@ from agent.core.redact import redact
 from agent.core.render import DROP_IN, port_of
 from agent.core.selection import select
 from agent.core.spec import GpuHost, Service, Spec, target_name
-from agent.kinds.platform import MODPROBE_CONF
+from agent.kinds.platform import platform_files
 from agent.kinds.rebind import UDEV_RULES
 from agent.loop.absorb import learned
 from agent.loop.health import HealthProbe
-from agent.ports import Ports, TargetPort
+from agent.ports import KernelLines, Ports, TargetPort
 
 P = ParamSpec("P")
 T = TypeVar("T")
 DEADLINE = 15.0  # real seconds for one edge
 RUNNING = {"active", "activating", "reloading"}
-
-
-@dataclass(slots=True)
-class KernelLogMemory:
-    """Where the kernel log was read up to, and what its lines folded into."""
-
-    cursor: str = ""
-    events: tuple[KernelEvent, ...] = ()
-    gaps: int = 0  # reads that found lines lost
+MAX_READS = 10  # of the kernel log in one observation
 
 
 @dataclass(slots=True)
@@ -56,7 +49,8 @@ class Observer:
     ports: Ports
     health: HealthProbe
     deadline: float = DEADLINE
-    kernel_log: KernelLogMemory = field(default_factory=KernelLogMemory)
+    kernel_log: KernelLogState = field(default_factory=KernelLogState)
+    _unread: bool = False  # the last observation left lines of the kernel log unread
     _chosen: tuple[tuple[object, ...], list[str]] = ((), [])  # what was selected last, and from what
 
     async def observe(self, host: GpuHost, memory: Memory) -> Observation:
@@ -67,15 +61,15 @@ class Observer:
         spec = host.spec
         holders, files, quiesced, targets, services = await asyncio.gather(
             self._holders(addresses),
-            self._host_files(),
+            self._host_files(spec),
             self._units("host", (*spec.policy.quiesce, *memory.stopped_units)),
             self._targets(_places(spec, nvml, memory)),
             self._services(spec, memory),
         )
-        gaps = self.kernel_log.gaps
+        gaps, unread = self.kernel_log.gaps, self._unread
         return Observation(
             platform, pci, nvml, holders, quiesced, targets, services, files, events, gaps,
-            await self._unbinds(memory), await self._former(spec, memory),
+            await self._unbinds(memory), await self._former(spec, memory), unread,
         )  # fmt: skip
 
     async def _fact(self, read: Callable[P, Awaitable[T]], *args: P.args, **kwargs: P.kwargs) -> Fact[T]:
@@ -101,14 +95,26 @@ class Observer:
         return fact.value if isinstance(fact, Known) else fact
 
     async def _kernel_events(self, pci: Fact[Pci]) -> Fact[tuple[KernelEvent, ...]]:
-        lines = await self._fact(self.ports.kernel_log.read, self.kernel_log.cursor)
-        if not isinstance(lines, Known):
-            return lines
-        if lines.value.lines:
-            self.kernel_log.events = fold(self.kernel_log.events, lines.value.lines, value_or(pci, None))
-        self.kernel_log.cursor = lines.value.cursor
-        self.kernel_log.gaps += lines.value.gap
-        return Known(self.kernel_log.events)
+        """Up to the log's present end, or as far as MAX_READS reach: what a flood leaves is said, and read later."""
+        self._unread = False
+        for _ in range(MAX_READS):
+            lines = await self._fact(self.ports.kernel_log.read, self.kernel_log.cursor)
+            if not isinstance(lines, Known):
+                return lines
+            self._take(lines.value, value_or(pci, None))
+            self._unread = lines.value.more
+            if not self._unread:
+                break
+        return Known(self.kernel_log.folded.events)
+
+    def _take(self, lines: KernelLines, pci: Pci | None) -> None:
+        """Another boot's events are void: its start has reset the devices.
+
+        What has to outlast it, a revoked verdict for one, is in the memory.
+        """
+        before = KernelLogState() if lines.fresh else self.kernel_log
+        folded = fold(before.folded, lines.lines, pci) if lines.lines else before.folded
+        self.kernel_log = KernelLogState(lines.cursor, folded, before.gaps + lines.gap)
 
     def _selected(self, host: GpuHost, partial: Observation, memory: Memory) -> list[str]:
         """Every function of every selected slot: the devices whose holders matter.
@@ -145,9 +151,9 @@ class Observer:
         facts = await asyncio.gather(*(self._fact(self.ports.targets(f.target).unit, f.unit) for f in found))
         return {f.name: fact for f, fact in zip(found, facts, strict=True)}
 
-    async def _host_files(self) -> Mapping[str, Fact[str]]:
+    async def _host_files(self, spec: Spec) -> Mapping[str, Fact[str]]:
         host = self.ports.targets("host")
-        paths = (UDEV_RULES, MODPROBE_CONF)
+        paths = (UDEV_RULES, *platform_files(spec))
         facts = await asyncio.gather(*(self._fact(host.read_file, p) for p in paths))
         return {p: _text(f) for p, f in zip(paths, facts, strict=True)}
 

@@ -76,6 +76,8 @@ def _why_untrusted(before: Observation, after: Observation) -> str:
         return "the kernel log cannot be read, so faults cannot be ruled out"
     if after.kernel_gaps > before.kernel_gaps:
         return "lines of the kernel log were lost during the test, so faults cannot be ruled out"
+    if after.kernel_unread:
+        return "the kernel log grows faster than it can be read, so faults cannot be ruled out"
     return ""
 
 

@@ -12,7 +12,7 @@ from agent.core.condition import Condition
 from agent.core.plan import render_plan
 from agent.core.redact import redact
 from agent.core.report import (
-    PROOF_READ_ONLY,
+    PROOF_REAL,
     PROOF_SIMULATED,
     budget_text,
     gpu_statuses,
@@ -115,7 +115,7 @@ class Publisher:
                 plan=shown,
                 budget=budget_text(inputs),
                 journal=tuple(self.journal.tail(JOURNAL_LINES)),
-                proof=PROOF_SIMULATED if self.simulated else PROOF_READ_ONLY,
+                proof=PROOF_SIMULATED if self.simulated else PROOF_REAL,
             ),
             sentence,
         )
@@ -143,7 +143,7 @@ class Publisher:
                 spec=SpecStatus(path=specs.path, accepted=False, problems=specs.problems),
                 last_pass=self._pass(view, sentence),
                 conditions=conditions,
-                proof=PROOF_SIMULATED if self.simulated else PROOF_READ_ONLY,
+                proof=PROOF_SIMULATED if self.simulated else PROOF_REAL,
             ),
             sentence,
         )

@@ -64,7 +64,6 @@ class Reconciler:
     executor: Executor
     publisher: Publisher
     permit: Permit
-    acting: str = ""  # why this agent does not act; "" when it does
     log: Callable[..., None] = lambda *_args, **_fields: None
     _conditions: tuple[Condition, ...] = ()
     _last: Decision | None = field(default=None)
@@ -99,6 +98,7 @@ class Reconciler:
             decision = self.decide(await self.look(host))
         seconds = asyncio.get_running_loop().time() - started_at
         self._publish(decision, result, View(pass_id, trigger, started, seconds))
+        self.store.save_kernel_log(self.observer.kernel_log)
         return result
 
     def _drop_unused_approval(self, plan: Plan | None, blocked: str) -> None:
@@ -129,7 +129,7 @@ class Reconciler:
         resolved = resolve(inputs)
         plan = plan_all(self.kinds, inputs, resolved)
         violations = check_plan(plan, inputs, trajectory(self.kinds, plan, inputs))
-        blocked, approvable = barred(plan, inputs, violations, self.acting)
+        blocked, approvable = barred(plan, inputs, violations)
         self._last = Decision(inputs, resolved, plan, blocked, approvable)
         return self._last
 
@@ -224,7 +224,7 @@ class Reconciler:
         found = conditions_all(self.kinds, decision.inputs, decision.resolved, decision.plan, blocked)
         found += agent_conditions(
             accepted=self.specs.accepted, problems=self.specs.problems, generation=decision.inputs.generation,
-            simulated=self.ports.simulated, acting=self.acting,
+            simulated=self.ports.simulated,
         )  # fmt: skip
         if self.store.problem:
             found.append(_memory_condition(self.store.problem))
@@ -250,7 +250,6 @@ class Reconciler:
             problems=self.specs.problems,
             generation=0,
             simulated=self.ports.simulated,
-            acting=self.acting,
         )
         self._conditions, self._conditions_of = merge(self._conditions, tuple(conditions), started), None
         self.publisher.publish_without_spec(

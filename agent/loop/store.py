@@ -1,4 +1,4 @@
-"""What lives under the state directory: memory, the accepted spec, operators' requests."""
+"""What lives under the state directory: memory, the kernel log's position, the accepted spec, operators' requests."""
 
 import contextlib
 import os
@@ -8,7 +8,10 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from agent.core.errors import TransientError
+from agent.core.kernel_log_state import KernelLogState, from_file, to_file
 from agent.core.memory import Memory
+
+_KERNEL_LOG = "kernel-log.json"
 
 
 class StateError(TransientError):
@@ -84,6 +87,7 @@ class Store:
         directory.mkdir(parents=True, exist_ok=True, mode=0o700)
         self.problem = ""
         self._memory = self._load()
+        self._kernel_log = saved_kernel_log(directory)
 
     @property
     def memory(self) -> Memory:
@@ -133,6 +137,23 @@ class Store:
         self.save(self._memory.model_copy(update=changes))
         return self._memory
 
+    @property
+    def kernel_log(self) -> KernelLogState:
+        """As it was saved last."""
+        return self._kernel_log
+
+    def save_kernel_log(self, state: KernelLogState) -> None:
+        """Once a pass is enough: lines since the last save are read again after a restart, and counted once.
+
+        Nor is anything lost where it cannot be written. Not synced: it means something only to this boot, and within
+        a boot the page cache has it.
+        """
+        if state == self._kernel_log:
+            return
+        with contextlib.suppress(OSError):
+            write_atomic(self.directory / _KERNEL_LOG, to_file(state), sync=False)
+            self._kernel_log = state
+
     def accepted_text(self) -> str | None:
         path = self.directory / "spec.accepted.yaml"
         return path.read_text() if path.exists() else None
@@ -178,6 +199,14 @@ class Store:
                 yield verb, argument
             with own_state(path):
                 path.unlink(missing_ok=True)
+
+
+def saved_kernel_log(directory: Path) -> KernelLogState:
+    """What the running agent, or the last one, saved of the kernel log; nothing where there is nothing to read."""
+    try:
+        return from_file((directory / _KERNEL_LOG).read_bytes())
+    except OSError:
+        return KernelLogState()
 
 
 def leave_request(directory: Path, verb: str, argument: str) -> None:

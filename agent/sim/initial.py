@@ -146,7 +146,11 @@ def booted(
     fresh = initial_state(profile)
     buses = {old: moved.get(now, now) for old, now in state.buses.items()}
     renumber(fresh, {**{old: now for old, now in moved.items() if old not in state.buses}, **buses})
-    fresh.cmdline = list(cmdline if cmdline is not None else state.cmdline)
+    following = state.next_cmdline if state.next_cmdline is not None else state.cmdline
+    fresh.cmdline = list(cmdline if cmdline is not None else following)
+    fresh.boot_loader, fresh.initramfs_modules = state.boot_loader, list(state.initramfs_modules)
+    if cmdline is None:
+        fresh.next_cmdline, fresh.boot_words = state.next_cmdline, state.boot_words
     fresh.module_options = list(state.module_options)
     fresh.boots = state.boots + 1
     fresh.boot_id = str(uuid.uuid5(uuid.NAMESPACE_OID, f"{profile.boot_id} {fresh.boots}"))
@@ -203,8 +207,8 @@ def renumber(state: WorldState, buses: dict[str, str]) -> None:
             unit.gpus = [moved(address) for address in unit.gpus]
 
 
-_UDEV_ADDRESS = re.compile(r'KERNEL=="([^"]+)"')
-_UDEV_OVERRIDE = re.compile(r'ATTR\{driver_override\}="([^"]*)"')
+_UDEV_ADDRESS = re.compile(r'KERNEL=="([^"]+)"|ATTR\{\[pci/([^\]]+)\]driver_override\}=')
+_UDEV_OVERRIDE = re.compile(r'ATTR\{(?:\[pci/[^\]]+\])?driver_override\}="([^"]*)"')
 
 
 def _claim_at_boot(state: WorldState) -> None:
@@ -232,9 +236,10 @@ def _apply_udev_line(state: WorldState, line: str) -> None:
     if line.lstrip().startswith("#") or address is None or override is None:
         return
     for name, function in state.functions.items():
-        if fnmatch.fnmatchcase(name, address[1]):
+        if fnmatch.fnmatchcase(name, address[1] or address[2]):
             function.override = override[1]
-            _bind_at_boot(state, function, override[1])
+            if function.native not in state.initramfs_modules:  # else it was taken before any rule was read
+                _bind_at_boot(state, function, override[1])
 
 
 def _bind_at_boot(state: WorldState, function: FunctionState, driver: str) -> None:

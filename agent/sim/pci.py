@@ -130,4 +130,7 @@ def _function(address: str, function: FunctionState) -> PciFunction:
         link_width=known(function.link_width),
         max_link_speed=known(function.max_link_speed, empty=""),
         max_link_width=known(function.max_link_width),
+        reset_methods=Known(("flr", "bus")) if function.is_gpu else Known(("bus",)),
+        sriov_numvfs=Absent("no SR-IOV"),
+        power_control=Known("on"),
     )

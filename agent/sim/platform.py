@@ -1,12 +1,15 @@
 """The platform and kernel log ports of a simulated host."""
 
+from agent.core.boot import GRUB_DROP_IN, read_drop_in, with_wishes
 from agent.core.fact import Absent, Known
-from agent.core.observation import Module, Platform
+from agent.core.observation import Initramfs, Module, Platform
 from agent.ports import KernelLines
 from agent.sim import kernel
 from agent.sim.facts import known, patched, scripted
 from agent.sim.state import ModuleState, WorldState
 from agent.sim.world import World
+
+OPTIONS_FILE = "/etc/modprobe.d/local.conf"
 
 
 class SimPlatform:
@@ -38,6 +41,22 @@ class SimPlatform:
         with self._world.change() as state:
             kernel.set_module_parameter(state, module, parameter, value)
 
+    async def refresh_boot_loader(self) -> None:
+        fault = await self._world.enter("platform.refresh_boot_loader", write="update-grub")
+        if fault is not None and fault.succeed_without_effect:
+            return
+        with self._world.change() as state:
+            if state.boot_words is None:  # the agent's file may be taken away again
+                state.boot_words = list(state.cmdline)
+            state.next_cmdline = list(configured_words(state))
+
+
+def configured_words(state: WorldState) -> tuple[str, ...]:
+    """What an operator edits, as the agent's own file changes it."""
+    words = state.boot_words if state.boot_words is not None else state.cmdline
+    file = state.targets["host"].files.get(GRUB_DROP_IN) if "host" in state.targets else None
+    return with_wishes(words, (read_drop_in(file.text) if file is not None else None) or ())
+
 
 def platform_of(state: WorldState) -> Platform:
     bound = sum(function.driver == "nvidia" for function in state.functions.values())
@@ -50,6 +69,18 @@ def platform_of(state: WorldState) -> Platform:
         sev_snp=known(state.sev_snp),
         nvidia_driver=Known(state.driver_version) if "nvidia" in state.modules else Absent("not loaded"),
         systemd=known(state.systemd),
+        module_option_files=Known(tuple((OPTIONS_FILE, line) for line in state.module_options)),
+        boot_loader=Known(state.boot_loader),
+        next_cmdline=Known(tuple(state.cmdline if state.next_cmdline is None else state.next_cmdline)),
+        configured_cmdline=Known(configured_words(state)),
+        boot_sources={"/etc/default/grub": tuple(state.boot_words or state.cmdline)},
+        initramfs=Known(
+            Initramfs(
+                f"/boot/initrd.img-{state.kernel_release}",
+                "update-initramfs -u",
+                tuple(state.initramfs_modules),
+            )
+        ),
     )
 
 
@@ -68,7 +99,8 @@ class SimKernelLog:
         fault = await self._world.enter("kernel_log.read")
         state = self._world.state
         boot, _, position = cursor.partition(" ")
-        skip = int(position) if boot == state.boot_id and position.isdigit() else 0
+        known = boot == state.boot_id and position.isdigit()
+        skip = int(position) if known else 0
         lines: list[tuple[float, str]] = []
         seen = 0
         for line in state.kernel_log:
@@ -76,4 +108,4 @@ class SimKernelLog:
             lines += [(line.at, line.text)] * max(0, fresh)
             seen += line.count
         gap = bool(fault is not None and fault.value and fault.value.get("gap"))
-        return KernelLines(tuple(lines), f"{state.boot_id} {seen}", gap)
+        return KernelLines(tuple(lines), f"{state.boot_id} {seen}", gap, fresh=not known)

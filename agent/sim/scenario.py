@@ -23,6 +23,7 @@ CALLS = frozenset(
         "platform.read",
         "platform.load_module",
         "platform.set_module_parameter",
+        "platform.refresh_boot_loader",
         "pci.read",
         "pci.read_driver",
         "pci.set_override",

@@ -208,6 +208,12 @@ class WorldState(SimModel):
     boot_id: str
     kernel_release: str
     cmdline: list[str]
+    boot_loader: str = "grub"
+    next_cmdline: list[str] | None = None  # of the boot loader's own files; None: as booted
+    boot_words: list[str] | None = (
+        None  # of what an operator edits, without the agent's file; None: as booted
+    )
+    initramfs_modules: list[str] = []
     modules: dict[str, ModuleState]
     installed_modules: list[str]
     module_options: list[str] = []

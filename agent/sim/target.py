@@ -142,7 +142,10 @@ class SimTarget:
         for variable, source in secrets.items():
             if source not in files:
                 raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), source)
-            lines.append(f"{variable}={files[source].text.strip()}\n")
+            value = files[source].text.rstrip("\r\n")
+            if "\n" in value or "\r" in value:
+                raise OSError(errno.EINVAL, "the secret has more than one line; expected one", source)
+            lines.append(f"{variable}={value}\n")
         if fault is None or not fault.succeed_without_effect:
             with self._world.change():
                 self._state().files[path] = FileState(text="".join(lines), mode=0o600)

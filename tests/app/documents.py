@@ -5,7 +5,7 @@ from typing import Any
 
 from agent.core.bench import FORMULA, BenchmarkKey, BenchmarkResult, LevelResult, Quantiles
 from agent.core.condition import Condition
-from agent.core.report import PROOF_READ_ONLY, PROOF_SIMULATED
+from agent.core.report import PROOF_REAL, PROOF_SIMULATED
 from agent.core.revision import Provenance
 from agent.core.status import (
     GpuStatus,
@@ -150,7 +150,7 @@ def ready(**changes: Any) -> Status:
             {"at": NOW - 8200, "event": "phase", "service": "qwen", "phase": "start", "revision": "3f2a9c0d1e2b"},
             {"at": NOW - 7500, "event": "trial", "service": "qwen", "outcome": "promoted", "reason": "Promoted", "message": ""},
         ),
-        proof=PROOF_READ_ONLY,
+        proof=PROOF_REAL,
     )  # fmt: skip
     return made.model_copy(update=changes)
 
@@ -260,7 +260,7 @@ def rejected() -> Status:
         conditions=(
             Condition(type="SpecAccepted", status="False", reason="Invalid", message="; ".join(problems[:3]), next_step="correct the spec file and save it", last_transition=NOW - 1),
         ),
-        proof=PROOF_READ_ONLY,
+        proof=PROOF_REAL,
     )  # fmt: skip
 
 

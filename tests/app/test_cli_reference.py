@@ -21,6 +21,11 @@ HUMPS = re.compile(r"[A-Z][a-z0-9]+(?:[A-Z0-9][a-z0-9]*)+")
 OTHERS = {
     "ActiveState", "ControlGroup", "ExecMainStatus", "LoadState", "MainPID", "NeedDaemonReload", "SubState",
     "GpuHost", "P2PTestResult", "StatusError", "P2P",
+    # What systemd and D-Bus are told and asked in: methods, signals, settings.
+    "AddMatch", "RemoveMatch", "GetAll", "PropertiesChanged", "NameOwnerChanged", "LoadUnit", "GetUnit", "StartUnit",
+    "StopUnit", "KillUnit", "ResetFailedUnit", "StartTransientUnit", "TimeoutStartSec", "TimeoutStopSec",
+    "TimeoutStartUSec", "TimeoutStopUSec", "SendSIGKILL", "KillMode", "SyslogIdentifier", "CollectMode",
+    "RemainAfterExit", "ExecStart", "DropInPaths",
 }  # fmt: skip
 # Where a call takes its reason among its positional arguments.
 PLACES = {

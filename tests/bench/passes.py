@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from agent.core.render import DROP_IN
-from agent.kinds.platform import MODPROBE_CONF
+from agent.kinds.module_options import MODPROBE_CONF
 from agent.kinds.rebind import UDEV_RULES
 from agent.ports import Ports
 from agent.sim.profile import synthetic_profile

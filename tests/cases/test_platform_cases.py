@@ -1,14 +1,12 @@
 """Platform and driver cases D1 to D3 and D9, and the door to real hosts, as an operator meets them."""
 
+import os
 import re
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from agent.app.main import main
-from agent.app.paths import Paths
-from agent.app.wiring import Choice, assemble
 from tests.cases.hardware import everything_said, happens, is_ready, serves, writes_about
 from tests.cases.operating import TARGET, asks, qwen, starts, stops, unit
 from tests.rig import SCENARIOS, Rig, recipe, rig
@@ -138,33 +136,14 @@ async def test_D9_a_module_that_did_not_load_is_tried_again_before_the_service_s
         await is_ready(agent)
 
 
-async def test_a_real_host_is_never_acted_on(tmp_path: Path) -> None:
-    assembly = assemble(Choice("real"), Paths(tmp_path, tmp_path / "spec.yaml"))
-    try:
-        assert "not offered" in assembly.reconciler.acting
-        assert assembly.ports.simulated == ""
-        port: Any = assembly.ports
-        for write in (
-            port.pci.set_override("0000:00:00.0", "vfio-pci"),
-            port.pci.start_unbind("0000:00:00.0", "nvidia"),
-            port.pci.probe("0000:00:00.0"),
-            port.nvml.set_persistence_mode("0000:00:00.0", on=False),
-            port.platform.load_module("vfio-pci"),
-            port.targets("host").stop_unit("example.service"),
-            port.targets("lxc:129").start_unit("example.service"),
-        ):
-            with pytest.raises(Exception, match="not offered by this version"):
-                await write
-    finally:
-        await assembly.close()
-
-
-def test_apply_refuses_a_real_host_and_leaves_no_trace(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize("command", ["apply", "run"])
+def test_whoever_is_not_root_is_told_so_before_a_real_host_is_opened(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, command: str
 ) -> None:
-    spec = tmp_path / "spec.yaml"
-    spec.write_text(recipe())
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
     root = tmp_path / "root"
-    assert main(["apply", "--host", "real", "--root", str(root), "--spec", str(spec)]) == 1
-    assert "not offered by this version" in capsys.readouterr().err
+    assert main([command, "--host", "real", "--root", str(root), "--spec", str(tmp_path / "none.yaml")]) == 1
+    said = capsys.readouterr().err
+    assert "needs root, and this is user 1000" in said
+    assert "agent plan" in said
     assert not root.exists()

@@ -140,9 +140,10 @@ async def test_a_service_that_died_is_started_again_under_a_policy_of_live_chang
         assert agent.condition("ServiceReady/qwen").reason == "Promoted"
 
 
-async def test_on_a_host_where_this_agent_does_not_act_it_plans_and_says_so(tmp_path: Path) -> None:
-    """As on every real host for now: the same ports, and the wiring that is not told they are simulated."""
+async def test_under_a_policy_of_observing_a_host_is_planned_for_and_not_touched(tmp_path: Path) -> None:
+    """As on a real host: the same ports, and the wiring that is not told they are simulated."""
     async with rig(tmp_path) as agent:
+        agent.write_spec(recipe(policy={"mode": "observe"}))
         real = replace(agent.host.ports, simulated="")
         paths = Paths(tmp_path / "observer", agent.spec)
         observer = assemble_on(real, paths, deadline=5.0)
@@ -156,10 +157,9 @@ async def test_on_a_host_where_this_agent_does_not_act_it_plans_and_says_so(tmp_
         assert agent.world.writes == []
         status = Status.model_validate_json(paths.status.read_bytes())
         conditions = {c.type: c for c in status.conditions}
-        assert (conditions["Acting"].status, conditions["Acting"].reason) == ("False", "NotActing")
         assert conditions["Converged"].reason == "Blocked"
         assert "Simulated" not in conditions
         assert status.plan is not None
         assert status.plan.approve == ""
         assert status.ready == "False"
-        assert "does not act" in status.proof
+        assert status.proof.startswith("a real host")

@@ -114,9 +114,8 @@ faults:
         assert writes_about(agent, "nvml.set_persistence_mode", GPU) == [
             f"nvml.set_persistence_mode {GPU} off"
         ]
-        assert (
-            writes_about(agent, GPU)[-1] == f"pci.set_override {GPU}"
-        )  # no stale override waits for the reboot
+        # Nothing after it, the override neither: its write would wait for the device's lock, and a reboot clears it.
+        assert writes_about(agent, GPU)[-1] == f"pci.unbind {GPU} nvidia"
         await assert_only_this_gpu_waits_for_a_reboot(agent)
 
 

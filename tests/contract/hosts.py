@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from agent.host.inference import HttpInference
-from agent.host.real import real_ports
+from agent.host.real import real_host
 from agent.ports import Ports
 from agent.sim.host import simulated_host
 from agent.sim.scenario import parse_scenario
@@ -54,7 +54,9 @@ async def simulated_to_read(folder: Path) -> AsyncIterator[Ports]:
 
 @asynccontextmanager
 async def this_machine(_folder: Path) -> AsyncIterator[Ports]:
-    yield real_ports()
+    host = real_host()  # to be read only: the tests on these hosts write nothing
+    yield host.ports
+    await host.close()
 
 
 CHANGEABLE: dict[str, HostFactory] = {"simulated": simulated}

@@ -42,7 +42,7 @@ async def unbind(host: Subject, driver: str) -> str:
         await host.ports.pci.start_unbind(host.gpu, driver)
     except OSError as error:
         return f"failed: {errno.errorcode[error.errno or 0]}"
-    while (state := await host.ports.pci.unbind_state(host.gpu)) == "running":
+    while (state := await host.ports.pci.unbind_state(host.gpu)).startswith("running"):
         await host.ports.clock.sleep(0.1)
     return state
 
@@ -268,6 +268,14 @@ async def test_a_cursor_that_means_nothing_starts_from_the_beginning(host: Subje
     host.log("contract line")
     whole = await host.ports.kernel_log.read("")
     assert (await host.ports.kernel_log.read("another-boot 5")).lines == whole.lines
+
+
+async def test_only_lines_from_the_boots_first_one_on_are_said_to_be_all_there_are(host: Subject) -> None:
+    host.log("contract line")
+    first = await host.ports.kernel_log.read("")
+    assert first.fresh
+    assert (await host.ports.kernel_log.read("another-boot 5")).fresh
+    assert not (await host.ports.kernel_log.read(first.cursor)).fresh
 
 
 # -- reads, on every host, whatever it has --------------------------------------------------------------------------

@@ -4,8 +4,8 @@ from agent.core.inputs import Inputs
 from agent.core.resolve import resolve
 from agent.core.spec import GpuHost
 from agent.core.verdict import P2PVerdict, PairResult, PathVerdict, fingerprint
-from agent.kinds.driver_binding import udev_rules
 from agent.kinds.rebind import UDEV_RULES
+from agent.kinds.udev_rules import udev_rules
 from tests.core import build
 from tests.core.build import FIRST, GPUS, LAST, NOW, Change, made, with_memory
 

@@ -1,13 +1,17 @@
 import os
+import re
 from pathlib import Path
 
 import pytest
 
 from agent.core.errors import TerminalError
 from agent.core.fact import Absent, Known, Unknown
-from agent.host.local_target import LocalTarget, UnobservableTarget, read_process
-from agent.host.real import real_ports
-from agent.host.systemctl_show import cgroup_pids, parse_properties, parse_unit
+from agent.host.command_target import CommandTarget
+from agent.host.local_target import LocalTarget, read_process
+from agent.host.real import real_host
+from agent.host.systemctl_show import cgroup_pids, parse_properties, parse_unit, unread_drop_ins
+from agent.host.systemd_bus import BusManager
+from tests.host.fake_systemd import FakeUnit, fake_systemd
 from tests.host.trees import Tree
 
 
@@ -72,6 +76,22 @@ def test_a_units_properties_are_read_by_name_in_any_order(tree: Tree):
     assert unit.pids == (12, 13, 14)
 
 
+def test_a_drop_in_that_systemd_has_not_read_is_found_by_every_name_of_the_unit(tree: Tree):
+    names, place = ("alias.service", "a.service"), "etc/systemd/system"
+    assert not unread_drop_ins(tree.root, names, ())
+    tree.file(f"{place}/alias.service.d/50-gpu.conf", "[Service]\n")
+    assert unread_drop_ins(tree.root, names, ())
+    assert not unread_drop_ins(tree.root, names, (f"/{place}/alias.service.d/50-gpu.conf",))
+
+
+def test_what_systemd_never_lists_is_no_unread_drop_in(tree: Tree):
+    place = tree.root / "etc/systemd/system/a.service.d"
+    tree.file("etc/systemd/system/a.service.d/10-empty.conf", "")
+    tree.file("etc/systemd/system/a.service.d/.50-gpu.conf.gpu-host-agent", "half")
+    (place / "20-masked.conf").symlink_to("/dev/null")
+    assert not unread_drop_ins(tree.root, ("a.service",), ())
+
+
 def test_a_unit_without_a_cgroup_has_no_processes(tree: Tree):
     assert cgroup_pids(tree.root, "") == ()
     assert cgroup_pids(tree.root, "/system.slice/gone.service") == ()
@@ -81,57 +101,160 @@ def test_the_host_is_reached_over_loopback():
     assert LocalTarget().endpoint(30000) == "http://127.0.0.1:30000"
 
 
-async def test_a_container_is_unknown_and_every_read_says_why():
-    target = UnobservableTarget("lxc:129")
+async def test_a_target_whose_name_says_not_how_to_reach_it_is_unknown_and_every_call_says_why(
+    tmp_path: Path,
+):
+    host = real_host(tmp_path)
+    target = host.ports.targets("ssh:root@gpu;1")
     facts = await target.facts()
-    assert facts.reachable == Unknown(
-        "reading lxc targets is not offered by this version", "TargetNotOffered"
-    )
-    assert facts.user_driver == facts.reachable
-    for read in (target.unit("a.service"), target.process(1), target.exists("/x"), target.read_file("/x")):
-        with pytest.raises(OSError, match="not offered"):
-            await read
-    with pytest.raises(OSError, match="not offered"):
+    assert isinstance(facts.reachable, Unknown)
+    assert facts.reachable.code == "TargetUnreachable"
+    assert "expected lxc:ID or ssh:user@host" in facts.reachable.reason
+    for call in (
+        target.unit("a.service"),
+        target.process(1),
+        target.read_file("/x"),
+        target.write_file("/x", "x"),
+        target.install_secrets("/x", {}),
+        target.start_unit("a.service"),
+    ):
+        with pytest.raises(OSError, match="expected lxc:ID"):
+            await call
+    with pytest.raises(OSError, match="expected lxc:ID"):
         target.endpoint(1)
+    await host.close()
 
 
-async def test_every_write_of_a_real_host_is_refused_and_says_what_was_not_done(tmp_path: Path):
-    ports = real_ports(tmp_path)
-    assert ports.simulated == ""
-    writes = [
-        ports.platform.load_module("nvidia_uvm"),
-        ports.platform.set_module_parameter("m", "p", "1"),
-        ports.pci.set_override("0000:01:00.0", "vfio-pci"),
-        ports.pci.start_unbind("0000:01:00.0", "nvidia"),
-        ports.pci.probe("0000:01:00.0"),
-        ports.pci.set_group_type(1, "DMA"),
-        ports.nvml.set_persistence_mode("0000:01:00.0", on=False),
-        ports.nvml.set_power_limit("0000:01:00.0", 600),
-        ports.p2p_test.run(["0000:01:00.0"], print),
-    ]
-    for name in ("host", "lxc:129"):
-        target = ports.targets(name)
-        writes += [
-            target.write_file("/etc/x", "x"),
-            target.remove_file("/etc/x"),
-            target.install_secrets("/etc/x", {"HF_TOKEN": "/secret"}),
-            target.daemon_reload(),
-            target.start_unit("a.service"),
-            target.stop_unit("a.service"),
-            target.kill_unit("a.service"),
-            target.reset_failed("a.service"),
-        ]
-    for write in writes:
-        with pytest.raises(TerminalError, match="not offered by this version") as refused:
-            await write
-        assert refused.value.reason == "RealHostReadOnly"
-        assert refused.value.next_step
-    assert await ports.pci.unbind_state("0000:01:00.0") == "none"
-    assert list(tmp_path.iterdir()) == []
+async def test_a_target_is_one_object_for_as_long_as_the_agent_runs(tmp_path: Path):
+    targets = real_host(tmp_path).ports.targets
+    assert targets("lxc:129") is targets("lxc:129")
+    assert targets("host") is targets("host")
+    assert isinstance(targets("lxc:129"), CommandTarget)
+
+
+async def test_a_p2p_test_is_not_offered_and_says_so(tmp_path: Path):
+    with pytest.raises(TerminalError, match="not offered by this version") as refused:
+        await real_host(tmp_path).ports.p2p_test.run(["0000:01:00.0"], print)
+    assert refused.value.next_step
+
+
+async def test_another_root_never_reaches_this_machines_systemd(tmp_path: Path):
+    target = LocalTarget(tmp_path)
+    for call in (target.start_unit("a.service"), target.stop_unit("a.service"), target.daemon_reload()):
+        with pytest.raises(FileNotFoundError):  # there is no bus socket under that root
+            await call
+
+
+async def test_units_are_switched_through_the_manager():
+    async with fake_systemd() as (daemon, systemd):
+        systemd.units["a.service"] = FakeUnit()
+        target = LocalTarget(daemon.root, manager=(manager := BusManager(daemon.root)))
+        await target.start_unit("a.service")
+        assert (await target.unit("a.service")).active_state == "active"
+        await target.kill_unit("a.service")
+        await target.stop_unit("a.service")
+        await target.reset_failed("a.service")
+        await target.daemon_reload()
+        await manager.close()
+        verbs = [name for name, _ in systemd.calls if name != "LoadUnit"]
+        assert verbs == ["StartUnit", "KillUnit", "StopUnit", "ResetFailedUnit", "Reload"]
+
+
+# -- files --------------------------------------------------------------------------------------------------------
+
+
+async def test_a_file_is_written_whole_with_its_parents_whatever_the_umask(tmp_path: Path):
+    before = os.umask(0o077)
+    try:
+        await LocalTarget(tmp_path).write_file(
+            "/etc/systemd/system/a.service.d/50-gpu.conf", "[Service]\né\n"
+        )
+    finally:
+        os.umask(before)
+    directory = tmp_path / "etc/systemd/system/a.service.d"
+    path = directory / "50-gpu.conf"
+    assert path.read_bytes() == "[Service]\né\n".encode()
+    assert path.stat().st_mode & 0o7777 == 0o644
+    assert [d.stat().st_mode & 0o7777 for d in (directory, tmp_path / "etc")] == [0o755, 0o755]
+    assert [entry.name for entry in directory.iterdir()] == ["50-gpu.conf"]
+
+
+async def test_a_symlink_is_replaced_and_what_it_led_to_stays_as_it_was(tmp_path: Path):
+    precious = tmp_path / "precious"
+    precious.write_text("keep me")
+    link = tmp_path / "etc/drop-in.conf"
+    link.parent.mkdir()
+    link.symlink_to(precious)
+    await LocalTarget(tmp_path).write_file("/etc/drop-in.conf", "ours")
+    assert precious.read_text() == "keep me"
+    assert not link.is_symlink()
+    assert link.read_text() == "ours"
+
+
+async def test_what_a_killed_agent_left_half_written_is_in_nobodys_way(tmp_path: Path):
+    (tmp_path / ".a.conf.gpu-host-agent").symlink_to(tmp_path / "elsewhere")
+    await LocalTarget(tmp_path).write_file("/a.conf", "whole")
+    assert (tmp_path / "a.conf").read_text() == "whole"
+    assert [entry.name for entry in tmp_path.iterdir()] == ["a.conf"]
+
+
+async def test_a_write_that_fails_leaves_the_old_file_and_nothing_else(tmp_path: Path):
+    (tmp_path / "a.conf").mkdir()
+    with pytest.raises(OSError):
+        await LocalTarget(tmp_path).write_file("/a.conf", "text")
+    assert [entry.name for entry in tmp_path.iterdir()] == ["a.conf"]
+
+
+async def test_a_removed_file_is_gone_and_a_missing_one_is_no_error(tmp_path: Path):
+    (tmp_path / "a.conf").write_text("x")
+    target = LocalTarget(tmp_path)
+    for _ in range(2):
+        await target.remove_file("/a.conf")
+        assert not (tmp_path / "a.conf").exists()
+    await target.remove_file("/no/such/directory/a.conf")
+
+
+# -- secrets ------------------------------------------------------------------------------------------------------
+
+
+def as_systemd_reads(text: str) -> dict[str, str]:
+    """man 5 systemd.exec, EnvironmentFile=: in double quotes a backslash before one of these means it literally."""
+    lines = (line.partition("=") for line in text.splitlines())
+    return {name: re.sub(r'\\(["\\`$])', r"\1", value[1:-1]) for name, _, value in lines}
+
+
+@pytest.mark.parametrize(
+    "value", ["plain", "", "a b", 'q"q', "back\\slash", "$HOME `id` 'x'", "# ; =", "ümlaut\t", "\\"]
+)
+async def test_secrets_are_roots_alone_and_come_out_as_they_went_in(tmp_path: Path, value: str):
+    (tmp_path / "token").write_text(value + "\n")
+    await LocalTarget(tmp_path).install_secrets("/run/gpu-host-agent/secrets/q.env", {"HF_TOKEN": "/token"})
+    path = tmp_path / "run/gpu-host-agent/secrets/q.env"
+    assert as_systemd_reads(path.read_text()) == {"HF_TOKEN": value}
+    assert path.stat().st_mode & 0o7777 == 0o600
+    assert path.parent.stat().st_mode & 0o7777 == 0o700
+
+
+@pytest.mark.parametrize("value", [b"two\nSECRETLINES", b"SECRET\0zero", b"SECRET\r\nmore", b"SECRET\xff"])
+async def test_a_secret_that_systemd_would_read_otherwise_is_refused_and_not_shown(
+    tmp_path: Path, value: bytes
+):
+    (tmp_path / "token").write_bytes(value)
+    with pytest.raises(OSError) as raised:
+        await LocalTarget(tmp_path).install_secrets("/q.env", {"HF_TOKEN": "/token"})
+    assert "SECRET" not in str(raised.value)
+    assert "token" in str(raised.value)
+    assert not (tmp_path / "q.env").exists()
+
+
+async def test_a_secret_whose_file_is_missing_names_the_file(tmp_path: Path):
+    with pytest.raises(FileNotFoundError, match="no-token"):
+        await LocalTarget(tmp_path).install_secrets("/q.env", {"HF_TOKEN": "/no-token"})
 
 
 async def test_the_real_machine_is_read_without_a_crash():
-    ports = real_ports()
+    host = real_host()
+    ports = host.ports
     platform = await ports.platform.read()
     assert isinstance(platform.kernel_release, Known)
     assert (await ports.targets("host").facts()).reachable == Known(value=True)
@@ -140,3 +263,4 @@ async def test_the_real_machine_is_read_without_a_crash():
     except FileNotFoundError:
         functions = {}
     assert set(await ports.holders.read(functions)) == set(functions)
+    await host.close()

@@ -1,7 +1,8 @@
+from agent.core.boot import split_cmdline
 from agent.core.fact import Absent, Known, Unknown
 from agent.host.modprobe_options import read_module_options
 from agent.host.nvidia_version import library_version, module_version
-from agent.host.proc_platform import ProcPlatform, parse_module, split_cmdline
+from agent.host.proc_platform import ProcPlatform, parse_module
 from tests.host.trees import Tree
 
 BANNER = "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  590.48.01  Release Build  (dvs-builder@x)\nGCC version:  gcc 14.2.0\n"

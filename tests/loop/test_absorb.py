@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from agent.core.fact import Absent, Fact, Known, Unknown
-from agent.core.kernel_log import fold
+from agent.core.kernel_log import Folded, fold
 from agent.core.memory import Memory, Quarantine, Unbinding
 from agent.core.observation import Gpu, KernelEvent, Nvml, Observation, Pci, PciFunction, Platform
 from agent.loop.absorb import absorb
@@ -34,7 +34,7 @@ def seen(
 
 def lost(address: str = ADDRESS) -> KernelEvent:
     line = f"NVRM: Xid (PCI:{address}): 79, pid='<unknown>', name=<unknown>, GPU has fallen off the bus."
-    (event,) = fold((), [(1.0, line)], None)
+    (event,) = fold(Folded(), [(1.0, line)], None).events
     return event
 
 

@@ -13,7 +13,7 @@ GOLDEN = [
     (
         "unknown key with a near one",
         [("{mode: enforce}", "{resnyc: 30s}")],
-        ['5:12: spec.policy.resnyc: found an unknown key, expected one of mode, allow, resync, budget, quiesce (did you mean "resync"?)'],
+        ['5:12: spec.policy.resnyc: found an unknown key, expected one of mode, allow, resync, budget, quiesce, bootFiles (did you mean "resync"?)'],
     ),
     (
         "unknown key in another spelling",
@@ -128,7 +128,7 @@ GOLDEN = [
     (
         "whole spec of a wrong sort",
         [("{mode: enforce}", "enforce")],
-        ['5:11: spec.policy: found "enforce", expected a mapping with mode, allow, resync, budget, quiesce'],
+        ['5:11: spec.policy: found "enforce", expected a mapping with mode, allow, resync, budget, quiesce, bootFiles'],
     ),
     (
         "format",

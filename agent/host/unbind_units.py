@@ -1,0 +1,119 @@
+"""Unbinds as transient units of their own: outside the agent's cgroup, and still to be found by the agent after it.
+
+An unbind of a GPU in use sleeps in the kernel out of reach of any signal, and whoever waits for that process waits
+with it. So nobody does: the unit has no start timeout, a stop gives it up after two seconds, and the last sweep of a
+shutdown passes it over. A reboot ends the units along with what they waited for.
+"""
+
+import errno
+import re
+import sys
+from pathlib import Path
+
+from agent.core.fact import value_or
+from agent.core.observation import Unit
+from agent.host.manager import ServiceManager, TransientCommand
+from agent.host.reading import PCI_ADDRESS, names_in, read_text
+from agent.host.systemctl_show import cgroup_directory, cgroup_pids
+
+SLICE = "gpu-host-agent-unbind.slice"
+# A dash in a slice's name is a level in the tree (systemd.slice(5)).
+_GROUP = "/gpu.slice/gpu-host.slice/gpu-host-agent.slice/gpu-host-agent-unbind.slice"
+_UNIT = re.compile(rf"gpu-host-agent-unbind-({PCI_ADDRESS.pattern})\.service")
+_DRIVER = re.compile(r"[\w-][\w .+-]*")
+
+PROPERTIES = {
+    "Slice": SLICE,
+    "TimeoutStartSec": "infinity",
+    # A stop waits this long for SIGTERM and once more at the end. SIGKILL would add two more waits, for nothing: a
+    # process that sleeps in the driver's remove() dies of neither, and one that can die does so of SIGTERM.
+    "TimeoutStopSec": "1s",
+    "SendSIGKILL": "no",
+}
+
+# systemd's shutdown neither kills nor waits for processes of root whose argv[0] begins with "@" (its rule for root
+# storage daemons). Field 48 of /proc/PID/stat is the address of argv. Without the mark the unbind works all the same.
+_WRITER = """
+import os, sys
+try:
+    with open("/proc/self/stat") as file:
+        at = int(file.read().rpartition(")")[2].split()[45])
+    with open("/proc/self/mem", "r+b", buffering=0) as memory:
+        memory.seek(at)
+        memory.write(b"@")
+except (OSError, ValueError, IndexError):
+    pass
+try:
+    os.write(os.open(sys.argv[1], os.O_WRONLY), sys.argv[2].encode())
+except OSError as error:
+    sys.exit(error.errno)
+"""
+
+
+class UnbindUnits:
+    """The unbinds that this agent, or one before it in this boot, has begun."""
+
+    def __init__(self, root: Path, manager: ServiceManager | None) -> None:
+        self._root = root
+        self._manager = manager
+
+    def pending(self) -> tuple[str, ...]:
+        """Addresses whose unbind has not returned, by the cgroups alone. Raises OSError where those cannot be read."""
+        found = (_UNIT.fullmatch(name) for name in names_in(cgroup_directory(self._root, _GROUP)))
+        return tuple(match[1] for match in found if match and self._pids(match[1]))
+
+    def is_pending(self, address: str) -> bool:
+        return bool(self._pids(address))
+
+    async def start(self, address: str, driver: str) -> None:
+        """Raises OSError: EBUSY while an unbind of it has not returned, and whatever keeps systemd from starting one."""
+        if self._manager is None:
+            raise OSError(errno.EOPNOTSUPP, f"unbinding {address} needs systemd, and there is no way to it")
+        if not PCI_ADDRESS.fullmatch(address) or not _DRIVER.fullmatch(driver):
+            raise OSError(errno.EINVAL, f"no PCI address or no driver: {address!r}, {driver!r}")
+        if self.is_pending(address):
+            raise OSError(errno.EBUSY, f"an unbind of {address} has not returned")
+        path = self._root / "sys/bus/pci/drivers" / driver / "unbind"
+        argv = (sys.executable, "-I", "-S", "-c", _WRITER, str(path), address)
+        await self._manager.run(
+            TransientCommand(unit_name(address), argv, f"Unbind {address} from {driver}", PROPERTIES)
+        )
+
+    async def state(self, address: str) -> str:
+        """As ``PciPort.unbind_state``."""
+        pids = self._pids(address)
+        if pids:
+            return self._running(pids[0])
+        if self._manager is None:
+            return "none"
+        unit = await self._manager.unit(unit_name(address))
+        if unit.load_state == "not-found":
+            return "none"
+        if unit.active_state == "active" and unit.sub_state == "exited":
+            return "done"
+        if unit.active_state == "failed":
+            return f"failed: {_how_it_failed(unit)}"
+        # Loaded and inactive is a start that systemd has not come to yet: one that has ended is active or unloaded.
+        return self._running(unit.main_pid)
+
+    def _running(self, pid: int) -> str:
+        stat = value_or(read_text(self._root / "proc" / str(pid) / "stat"), "") if pid else ""
+        letter = stat.rpartition(")")[2].split()[:1]
+        if not letter:
+            return "running"
+        where = value_or(read_text(self._root / "proc" / str(pid) / "wchan"), "0")
+        return f"running: state {letter[0]}" + (f" in {where}" if where not in ("", "0") else "")
+
+    def _pids(self, address: str) -> tuple[int, ...]:
+        # Not what the unit says of its cgroup: systemd forgets that of a unit it gave up, with the process still there.
+        return cgroup_pids(self._root, f"{_GROUP}/{unit_name(address)}")
+
+
+def unit_name(address: str) -> str:
+    return f"gpu-host-agent-unbind-{address}.service"
+
+
+def _how_it_failed(unit: Unit) -> str:
+    if unit.result != "exit-code":
+        return unit.result
+    return errno.errorcode.get(unit.exit_status, f"status {unit.exit_status}")
