@@ -95,9 +95,7 @@ class Rig:
             inference=HttpInference,
             edit_spec=spec_editor(self.spec),
         )
-        self.agent = assemble_on(
-            self.host.ports, Paths(self.root, self.spec), host=self.host, deadline=2.0
-        )
+        self.agent = assemble_on(self.host.ports, Paths(self.root, self.spec), host=self.host, deadline=2.0)
 
     async def close(self) -> None:
         await self.agent.close()

@@ -35,7 +35,9 @@ class PciFunction:
     link_width: Fact[int] = Absent()
     max_link_speed: Fact[str] = Absent()
     max_link_width: Fact[int] = Absent()
-    reset_methods: Fact[tuple[str, ...]] = NOT_READ  # flr, bus, pm..., the first tried first; Absent: no reset at all
+    reset_methods: Fact[tuple[str, ...]] = (
+        NOT_READ  # flr, bus, pm..., the first tried first; Absent: no reset at all
+    )
     sriov_numvfs: Fact[int] = NOT_READ  # virtual functions that are on; Absent: no SR-IOV
     power_control: Fact[str] = NOT_READ  # on: kept awake; auto: the kernel may let it sleep, down to D3cold
 

@@ -172,7 +172,7 @@ def _configure(root: Path) -> None:
 
 
 def _pack_initramfs(folder: Path, root: Path, version: str, build: Path) -> None:
-    for name in ("bin", "proc", "sys", "dev", "root", "modules"):
+    for name in ("bin", "proc", "sys", "dev", "disk", "modules"):
         (folder / name).mkdir(parents=True)
     shutil.copy(shutil.which("busybox") or "/bin/busybox", folder / "bin/busybox")
     shutil.copy(_HERE / "initramfs_init", folder / "init")
