@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 PYTEST_WORKERS ?= auto
 READY := $(VENV)/.ready
 
-.PHONY: demo test check test-system bench lock clean setup
+.PHONY: demo test check test-system bench install lock clean setup
 .DEFAULT_GOAL := test
 
 setup: $(READY)
@@ -34,12 +34,18 @@ test-system: $(READY)
 bench: $(READY)
 	@$(BIN)/python -m tests.bench --out build/bench.json
 
-# Renews requirements.lock and .ci/build.lock; needs uv.
+# For a host: PREFIX, BINDIR and UNITDIR say where to.
+install:
+	@PYTHON="$(PYTHON)" .ci/install
+
+# Renews requirements.lock, .ci/install.lock and .ci/build.lock; needs uv.
 lock:
 	uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-header --no-emit-index-url --no-annotate \
 	  --group dev -o requirements.lock pyproject.toml
 	uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-header --no-emit-index-url --no-annotate \
 	  --group build -o .ci/build.lock pyproject.toml
+	uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-header --no-emit-index-url --no-annotate \
+	  -o .ci/install.lock pyproject.toml
 
 clean:
 	rm -rf $(VENV) build .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache *.egg-info

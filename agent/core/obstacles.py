@@ -12,7 +12,7 @@ from agent.core.p2p_decision import P2PDecision, unreadable
 from agent.core.plan import Refusal
 from agent.core.preflight import preflight
 from agent.core.revision import Revision
-from agent.core.spec import Service, SshTarget
+from agent.core.spec import Service
 from agent.core.verdict import fingerprint
 
 
@@ -62,11 +62,6 @@ def start_refusals(
 ) -> list[Refusal]:
     """Every reason against a start of this revision; ``remedy``: nobody asked for it, and that has a budget."""
     refusals = preflight(name, service, revision, inputs)
-    if isinstance(service.target, SshTarget) and not inputs.simulated:
-        message = "ssh targets cannot be changed by this version"
-        refusals.append(
-            Refusal("service", name, "TargetUnsupported", message, "use target: host or {lxc: ID}")
-        )
     budget = inputs.spec.policy.budget.restarts
     used = [t for t in inputs.memory.starts if inputs.now - t < budget.window]
     if remedy and len(used) >= budget.count:  # a spec edit is the operator's will, not remediation

@@ -4,6 +4,7 @@ A module that is loaded from the initramfs takes its devices before any rule on 
 the options that the initramfs was made with. Sources: initramfs-tools(7), lsinitramfs(8), lsinitrd(1).
 """
 
+import asyncio
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +13,8 @@ from agent.core.fact import Absent, Fact, Known, Unknown
 from agent.core.observation import Initramfs
 from agent.host.command import run_command
 
-DEADLINE = 12.0  # seconds for one listing, once for each image
+DEADLINE = 60.0  # seconds for one listing, once for each image
+PATIENCE = 2.0  # seconds that one read waits for it; the next read finds what it found
 _GPU_MODULE = re.compile(r"/((?:nvidia|vfio|nouveau|snd_hda_intel)[\w-]*)\.ko(?:\.(?:xz|zst|gz))?$")
 _FILE = re.compile(r"^(?:\./)?(?:main/)?((?:usr/)?(?:etc|lib|run)/(?:modprobe\.d|udev/rules\.d)/\S+)$")
 
@@ -33,14 +35,18 @@ TOOLS = (
 
 
 class InitramfsReader:
-    """Lists the image once for each change of it (path, time of change and size), also where that fails."""
+    """Lists the image once for each change of it (path, time of change and size), also where that fails.
 
-    def __init__(self, root: Path) -> None:
+    A listing takes seconds: it goes on beside the reads, so that a start of the daemon does not wait for it.
+    """
+
+    def __init__(self, root: Path, patience: float = PATIENCE) -> None:
         self._root = root
-        self._seen: tuple[tuple[str, int, int], Fact[Initramfs]] | None = None
+        self._patience = patience
+        self._listing: tuple[tuple[str, int, int], asyncio.Task[Fact[Initramfs]]] | None = None
 
     async def read(self, release: str) -> Fact[Initramfs]:
-        """Absent: this kernel has no image that is known here. Raises nothing."""
+        """Absent: this kernel has no image that is known here. Unknown while it is being listed. Raises nothing."""
         for tool in TOOLS:
             image = self._root / tool.image.format(release=release)
             try:
@@ -50,9 +56,12 @@ class InitramfsReader:
             except OSError as error:
                 return Unknown(f"{image}: {error.strerror}", "Unreadable")
             key = (str(image), stat.st_mtime_ns, stat.st_size)
-            if self._seen is None or self._seen[0] != key:
-                self._seen = (key, await self._list(tool, image))
-            return self._seen[1]
+            if self._listing is None or self._listing[0] != key:
+                if self._listing is not None:
+                    self._listing[1].cancel()
+                self._listing = (key, asyncio.create_task(self._list(tool, image)))
+            done, _ = await asyncio.wait({self._listing[1]}, timeout=self._patience)
+            return done.pop().result() if done else Unknown(f"{image} is still being listed", "NotObserved")
         return Absent(f"no initramfs of {release} in /boot")
 
     async def _list(self, tool: Tool, image: Path) -> Fact[Initramfs]:

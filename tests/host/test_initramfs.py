@@ -1,5 +1,7 @@
 """The initramfs, listed by the tool that made it: once for each image."""
 
+import asyncio
+import os
 from pathlib import Path
 
 from agent.core.fact import Absent, Known, Unknown
@@ -45,6 +47,22 @@ async def test_a_listing_that_fails_is_unknown_and_not_tried_again_for_the_same_
         found = await reader.read("6.12")
         assert isinstance(found, Unknown)
         assert "broken" in found.reason
+    assert ran.read_text() == "ran\n"
+
+
+async def test_a_slow_listing_is_unknown_until_it_is_there(tree: Tree) -> None:
+    fifo = tree.root / "fifo"
+    os.mkfifo(fifo)
+    ran = lsinitramfs(tree, f"cat {fifo}")
+    reader = InitramfsReader(tree.root, patience=0.01)
+    found = await reader.read("6.12")
+    assert isinstance(found, Unknown)
+    assert "still being listed" in found.reason
+    await asyncio.to_thread(fifo.write_text, LISTING)  # opening it waits for the reader
+    while isinstance(found, Unknown):
+        found = await reader.read("6.12")
+    assert isinstance(found, Known)
+    assert found.value.modules == ("nvidia", "vfio_pci")
     assert ran.read_text() == "ran\n"
 
 
