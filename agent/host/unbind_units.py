@@ -1,8 +1,8 @@
 """Unbinds as transient units of their own: outside the agent's cgroup, and still to be found by the agent after it.
 
 An unbind of a GPU in use sleeps in the kernel out of reach of any signal, and whoever waits for that process waits
-with it. So nobody does: the unit has no start timeout, a stop gives it up after two seconds, and the last sweep of a
-shutdown passes it over. A reboot ends the units along with what they waited for.
+with it. So nobody does: the unit has no start timeout, and a stop gives it up after two seconds. A reboot ends the
+units along with what they waited for.
 """
 
 import errno
@@ -31,18 +31,8 @@ PROPERTIES = {
     "SendSIGKILL": "no",
 }
 
-# systemd's shutdown neither kills nor waits for processes of root whose argv[0] begins with "@" (its rule for root
-# storage daemons). Field 48 of /proc/PID/stat is the address of argv. Without the mark the unbind works all the same.
 _WRITER = """
 import os, sys
-try:
-    with open("/proc/self/stat") as file:
-        at = int(file.read().rpartition(")")[2].split()[45])
-    with open("/proc/self/mem", "r+b", buffering=0) as memory:
-        memory.seek(at)
-        memory.write(b"@")
-except (OSError, ValueError, IndexError):
-    pass
 try:
     os.write(os.open(sys.argv[1], os.O_WRONLY), sys.argv[2].encode())
 except OSError as error:

@@ -192,17 +192,6 @@ async def test_pending_unbinds_are_found_in_a_hybrid_hierarchy(tree: Tree) -> No
     assert await pci.unbind_state(GPU) == "running"
 
 
-async def test_the_writer_is_marked_as_one_that_a_shutdown_does_not_wait_for(
-    host: Tree, pci: SysfsPci, manager: ProcessManager
-) -> None:
-    make_fifo(host, UNBIND)
-    await pci.start_unbind(GPU, "nvidia")
-    cmdline = Path(f"/proc/{manager.processes[unit_name(GPU)].pid}/cmdline")
-    while not cmdline.read_bytes().startswith(b"@"):
-        assert manager.processes[unit_name(GPU)].poll() is None
-        await asyncio.sleep(0.01)
-
-
 async def test_without_systemd_nothing_is_unbound(host: Tree) -> None:
     unbind = host.file(UNBIND)
     with pytest.raises(OSError, match="needs systemd"):
