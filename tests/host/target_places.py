@@ -121,7 +121,9 @@ def _tree(folder: Path, shell: str) -> Place:
         os.mknod(root / "dev/null", stat.S_IFCHR | 0o666, os.makedev(1, 3))
     except PermissionError as error:
         pytest.skip(f"a tree of its own needs mknod: {error}")
-    chroot = shutil.which("chroot", path=f"{os.environ['PATH']}:/usr/sbin:/sbin") or pytest.skip("needs chroot")
+    chroot = shutil.which("chroot", path=f"{os.environ['PATH']}:/usr/sbin:/sbin") or pytest.skip(
+        "needs chroot"
+    )
     enter = (chroot, str(root), "/bin/env", "-i", "PATH=/t/bin:/bin:/usr/bin")
     if (tried := subprocess.run([*enter, "true"], check=False, capture_output=True, text=True)).returncode:
         pytest.skip(f"a tree of its own needs chroot: {tried.stderr.strip()}")
