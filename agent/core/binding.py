@@ -192,8 +192,13 @@ def _forbidden(slot: SlotBinding, inputs: Inputs, selection: Selection, pci: Pci
     return next((r for r in refusals if r is not None), None)
 
 
+def may_be_console(function: PciFunction) -> bool:
+    """Only a VGA controller has the attribute: a 3D controller, which most GPUs of servers are, is no console."""
+    return not isinstance(function.boot_vga, Absent) and function.boot_vga != Known(value=False)
+
+
 def _console(slot: SlotBinding, function: PciFunction) -> Refusal | None:
-    if isinstance(function.driver, Absent) or function.boot_vga in (Known(value=False), Absent()):
+    if isinstance(function.driver, Absent) or not may_be_console(function):
         return None
     if isinstance(function.boot_vga, Known):
         message = f"{function.address} is the console that the firmware set up"

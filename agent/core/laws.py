@@ -9,7 +9,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
-from agent.core.binding import group_of, left_open, quarantined
+from agent.core.binding import group_of, left_open, may_be_console, quarantined
 from agent.core.fact import Absent, Known, Unknown, say
 from agent.core.inputs import Inputs
 from agent.core.p2p_decision import holds, standing
@@ -59,9 +59,7 @@ def law_1(inputs: Inputs, action: Action) -> list[str]:
             broken.append(f"unbinds {address}, and its driver is {say(function.driver)}")
         if function.driver == Known("nvidia") and function.is_gpu and not _persistence_off(inputs, address):
             broken.append(f"unbinds {address}, and its persistence mode is not known to be off")
-        if function.boot_vga not in (Known(value=False), Absent()) and not isinstance(
-            function.driver, Absent
-        ):
+        if may_be_console(function) and not isinstance(function.driver, Absent):
             broken.append(f"unbinds {address}, which is or may be the console")
     return broken
 

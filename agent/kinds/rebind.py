@@ -83,7 +83,7 @@ async def _override(address: str, driver: str, ports: Ports) -> None:
     await ports.pci.set_override(address, driver)
     function = (await ports.pci.read()).functions.get(address)
     found: Fact[str] = function.driver_override if function else Unknown("the device is gone")
-    if found != (Known(driver) if driver else Absent()):
+    if found != Known(driver) if driver else not isinstance(found, Absent):
         message = f"driver_override of {address} was set to {driver or 'none'} and reads back {say(found)}"
         raise TransientError(message, reason="ReadBackFailed")
 

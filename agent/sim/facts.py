@@ -12,9 +12,9 @@ from agent.sim.yaml_text import ScenarioError
 D = TypeVar("D")
 
 
-def known(value: Any, *, empty: Any = None) -> Any:
-    """Known(value), or Absent for the value that stands for nothing."""
-    return Absent() if value == empty else Known(value)
+def known(value: Any, *, empty: Any = None, absent: str = "") -> Any:
+    """Known(value), or Absent with this reason for the value that stands for nothing."""
+    return Absent(absent) if value == empty else Known(value)
 
 
 def fact_of(raw: Any) -> Fact[Any]:

@@ -143,9 +143,11 @@ def _dependencies() -> list[importlib.metadata.Distribution]:
 def _install_packages(target: Path) -> None:
     for distribution in _dependencies():
         for file in distribution.files or ():
-            if ".." not in file.parts and file.suffix != ".pyc":
+            source = Path(str(file.locate()))
+            # A package installed from its sources lists some that are not installed, such as its licence.
+            if ".." not in file.parts and file.suffix != ".pyc" and source.is_file():
                 (target / file).parent.mkdir(parents=True, exist_ok=True)
-                shutil.copy(str(file.locate()), target / file)
+                shutil.copy(source, target / file)
     (target / "agent-tree.pth").write_text("/opt/agent\n")
     _compile(target, f"/{_PACKAGES}")
 
