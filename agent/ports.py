@@ -16,6 +16,8 @@ from agent.core.observation import Holder, Nvml, Pci, Platform, Process, TargetF
 from agent.core.spec import BenchmarkSpec
 from agent.core.verdict import PathVerdict
 
+START_WITHIN = 20.0  # seconds; an unbind is written some 30 ms after it was asked for, on a host at ease
+
 
 class Clock(Protocol):
     def now(self) -> float:
@@ -34,6 +36,13 @@ class PlatformPort(Protocol):
 
     async def load_module(self, name: str) -> None:
         """modprobe NAME. Success says nothing: read the driver link afterwards."""
+        ...
+
+    async def make_device_nodes(self) -> None:
+        """Make what ``nvidia_nodes`` says is missing, by nvidia-modprobe. Success says nothing: read it afterwards.
+
+        Raises FileNotFoundError where that program is not installed.
+        """
         ...
 
     async def set_module_parameter(self, module: str, parameter: str, value: str) -> None:
@@ -61,8 +70,12 @@ class PciPort(Protocol):
         """Write driver_override; "" clears it."""
         ...
 
-    async def start_unbind(self, address: str, driver: str) -> None:
-        """Begin writing ADDRESS to the driver's unbind file where it can be abandoned; returns at once."""
+    async def start_unbind(self, address: str, driver: str, within: float = START_WITHIN) -> None:
+        """Begin writing ADDRESS to the driver's unbind file where it can be abandoned; returns at once.
+
+        It is written within so many seconds of this call or never. TimeoutError and ConnectionError leave open
+        whether it was begun: until those seconds are over it may still come.
+        """
         ...
 
     async def unbind_state(self, address: str) -> str:

@@ -74,13 +74,12 @@ async def _daemon(args: argparse.Namespace, kind: str, profile: str, paths: Path
 
 
 async def _apply(args: argparse.Namespace, kind: str, profile: str, paths: Paths) -> int:
+    from agent.app.only_agent import only_agent
     from agent.app.wiring import assemble, require_root
-    from agent.host.lockfile import InstanceLock
 
     require_root(_choice(args, kind, profile))
-    paths.state.mkdir(parents=True, exist_ok=True, mode=0o700)
     printer = ProgressPrinter(sys.stdout, use_color(sys.stdout))
-    with InstanceLock(paths.lock):
+    with only_agent(kind, paths):
         assembly = assemble(_choice(args, kind, profile), paths)
         if assembly.ports.simulated:
             printer.step(_simulated_words(assembly.ports.simulated))

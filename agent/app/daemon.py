@@ -5,10 +5,10 @@ from collections.abc import AsyncIterator, Callable
 
 from agent.app.hints import follow_hints
 from agent.app.logs import start_logging
+from agent.app.only_agent import only_agent
 from agent.app.paths import Paths
 from agent.app.wiring import Assembly, Choice, assemble, require_root
 from agent.core.spec import GpuHost, target_name
-from agent.host.lockfile import InstanceLock
 from agent.host.notify import SystemdNotify, watchdog_seconds
 from agent.host.real import RealHost
 from agent.host.watch import watch
@@ -18,8 +18,7 @@ from agent.loop.run import Daemon
 async def daemon(choice: Choice, paths: Paths) -> int:
     """Runs until it is told to stop. Raises AgentError when another agent already runs here."""
     require_root(choice)
-    paths.state.mkdir(parents=True, exist_ok=True, mode=0o700)
-    with InstanceLock(paths.lock):
+    with only_agent(choice.kind, paths):
         log = start_logging("sim" if choice.kind == "sim" else "")
         notify = SystemdNotify()
         assembly = assemble(choice, paths, notify=notify, log=log)

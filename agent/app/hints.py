@@ -51,8 +51,11 @@ async def _follow(reason: str, source: Source, pacer: Pacer, log: Callable[..., 
                 async for _ in hints:
                     told = ""
                     await pacer.hint(reason)
-        except OSError as error:
-            if str(error) != told:
-                told = str(error)
+        except Exception as error:
+            # An OSError is the source's trouble, and anything else a mistake of ours in it. Neither is worth the
+            # daemon, which an exception in this task would end: passes go on, and see the same changes later.
+            said = str(error) if isinstance(error, OSError) else repr(error)
+            if said != told:
+                told = said
                 log("hints are not heard: changes are seen by the resync only", hints=reason, error=told)
         await asyncio.sleep(RETRY)

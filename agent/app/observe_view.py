@@ -167,10 +167,7 @@ def _link(function: PciFunction) -> str:
 
 def _recovery(function: PciFunction, style: Style) -> str:
     """What there is to bring a lost GPU back, and whether the kernel may put it to sleep."""
-    told = f"reset by {_tell(function.reset_methods, style)}, power control {_tell(function.power_control, style)}"
-    if isinstance(function.sriov_numvfs, Absent):
-        return told
-    return f"{told}, virtual functions {_tell(function.sriov_numvfs, style)}"
+    return f"reset by {_tell(function.reset_methods, style)}, power control {_tell(function.power_control, style)}"
 
 
 def _reasons(functions: list[PciFunction], style: Style) -> list[Row]:

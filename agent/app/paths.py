@@ -5,6 +5,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ETC_SPEC = Path("/etc/gpu-host-agent/spec.yaml")
+# The RuntimeDirectory of the unit, which outlives the agent: a lock file that came and went would lock nothing.
+HOST_LOCK = Path("/run/gpu-host-agent/host.lock")
 NVIDIA_VENDOR = "0x10de"
 
 

@@ -7,9 +7,9 @@ from dataclasses import dataclass, replace
 
 from agent.core.fact import Absent, Fact, Known, Unknown, say
 from agent.core.inputs import Inputs
-from agent.core.memory import Quarantine
 from agent.core.observation import Holder, IommuGroup, Pci, PciFunction
 from agent.core.plan import Refusal
+from agent.core.reach import out_of_reach
 from agent.core.selection import Selection
 from agent.core.spec import Service, target_name
 
@@ -122,7 +122,9 @@ def _slot_binding(name: str, gpu: str, inputs: Inputs, selection: Selection, pci
     changing = [f for f in functions if f.driver_wrong]
     forbidden = _forbidden if changing else _not_viable
     refusal = (
-        _out_of_reach(plain, inputs, pci) or _unreadable(plain) or forbidden(plain, inputs, selection, pci)
+        out_of_reach(gpu, (f.address for f in functions), inputs)
+        or _unreadable(plain)
+        or forbidden(plain, inputs, selection, pci)
     )
     if refusal is not None or not changing:
         return SlotBinding(slot, name, gpu, driver, functions, refusal)
@@ -146,37 +148,6 @@ def _unreadable(slot: SlotBinding) -> Refusal | None:
         if isinstance(function.override, Unknown):
             message = f"driver_override of {function.address} cannot be read: {function.override.reason}"
             return Refusal("driver-binding", slot.gpu, "OverrideUnknown", message, "wait for the next pass")
-    return None
-
-
-def quarantined(address: str, inputs: Inputs) -> Quarantine | None:
-    """A quarantine holds for the boot that it was made in; an unknown boot may be that one."""
-    entry = inputs.memory.quarantine.get(address)
-    return entry if entry is not None and _may_be_now(entry.boot_id, inputs) else None
-
-
-def left_open(address: str, inputs: Inputs) -> bool:
-    """An unbind of it may have been written in this boot, and nothing proves that it has returned (law 2)."""
-    entry = inputs.memory.unbinding.get(address)
-    return entry is not None and _may_be_now(entry.boot_id, inputs)
-
-
-def _may_be_now(boot_id: str, inputs: Inputs) -> bool:
-    boot = inputs.obs.platform.boot_id
-    return not isinstance(boot, Known) or boot_id in {"", boot.value}
-
-
-def _out_of_reach(slot: SlotBinding, inputs: Inputs, pci: Pci) -> Refusal | None:
-    """A device that nothing may be written to any more, whatever the spec says (law 2)."""
-    for function in slot.functions:
-        if (entry := quarantined(function.address, inputs)) is not None:
-            return reboot_required(slot.gpu, entry.message, entry.reason)
-        if function.address in pci.pending_unbinds:
-            return reboot_required(slot.gpu, f"an unbind of {function.address} has not returned")
-        if left_open(function.address, inputs):
-            return reboot_required(
-                slot.gpu, f"nothing tells whether an unbind of {function.address} returned"
-            )
     return None
 
 
@@ -215,13 +186,6 @@ def _not_viable(slot: SlotBinding, inputs: Inputs, selection: Selection, pci: Pc
         return None
     refusals = (_group_refusal(slot, f, inputs, selection, pci) for f in slot.functions)
     return next((r for r in refusals if r is not None), None)
-
-
-def reboot_required(gpu: str, message: str, reason: str = "RebootRequired") -> Refusal:
-    return Refusal(
-        "driver-binding", gpu, reason, message,
-        "reboot the host when it suits you; until then this GPU is left alone", terminal=True,
-    )  # fmt: skip
 
 
 def group_of(function: PciFunction, pci: Pci) -> IommuGroup | None:

@@ -27,14 +27,13 @@ UNTRANSLATED = (
     "iommu.passthrough=1",
 )
 SNP_OFF = ("kvm_amd.sev_snp=0", "kvm_amd.sev_snp=N")
-_WORD = re.compile(r'(?:"[^"]*"?|[^\s"])+')
-SAFE = re.compile(r"[A-Za-z0-9_.,:/=+@%*?-]+")
+WORD = re.compile(r'(?:"[^"]*"?|[^\s"])+')
 State = Literal["applied", "not-kept", "pending", "not-applied"]
 
 
 def split_cmdline(text: str) -> tuple[str, ...]:
     """A kernel command line in words; double quotes hold blanks together and are dropped, as the kernel does."""
-    return tuple(word.replace('"', "") for word in _WORD.findall(text))
+    return tuple(word.replace('"', "") for word in WORD.findall(text))
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,13 +84,13 @@ class Wish:
 
     def found(self, words: Iterable[str]) -> list[str]:
         """The words that it is about. Dashes and underscores of a name are the same to the kernel."""
-        pattern = _spelled(self.argument)
+        pattern = spelled(self.argument)
         if self.present:
-            return [w for w in words if _spelled(w) == pattern]
-        return [w for w in words if fnmatchcase(_spelled(w), pattern)]
+            return [w for w in words if spelled(w) == pattern]
+        return [w for w in words if fnmatchcase(spelled(w), pattern)]
 
 
-def _spelled(word: str) -> str:
+def spelled(word: str) -> str:
     name, equals, value = word.partition("=")
     return name.replace("-", "_") + equals + value
 
@@ -134,8 +133,13 @@ def state_of(wish: Wish, words: Iterable[str], platform: Platform) -> State:
     return "pending" if then else "not-applied"
 
 
-def next_step(wishes: Iterable[Wish], words: tuple[str, ...], platform: Platform, *, editing: bool) -> str:
-    """What brings these wishes to the kernel, on this host's boot loader as far as that is known."""
+def next_step(
+    wishes: Iterable[Wish], words: tuple[str, ...], platform: Platform, *, editing: bool, owed: bool = False
+) -> str:
+    """What brings these wishes to the kernel, on this host's boot loader as far as that is known.
+
+    ``editing``: the agent changes the boot files itself. ``owed``: it will make the loader's own files anew.
+    """
     open_now = [w for w in wishes if state_of(w, words, platform) != "applied"]
     reboot = ", and reboot" if any(not w.met(words) for w in open_now) else ""
     wrong = [w for w in open_now if state_of(w, words, platform) != "pending"]
@@ -144,12 +148,25 @@ def next_step(wishes: Iterable[Wish], words: tuple[str, ...], platform: Platform
     loader = LOADERS.get(platform.boot_loader.value) if isinstance(platform.boot_loader, Known) else None
     if loader is None:
         return f"{_changes(wrong, words)} the kernel command line{reboot.lstrip(',')}"
-    if editing and loader.edited:
-        return f"the agent edits {loader.edited} and runs {loader.refresh}{reboot and '; then reboot'}"
+    own = editing and bool(loader.edited)
     configured = platform.configured_cmdline
     if isinstance(configured, Known) and all(w.met(configured.value) for w in wrong):
-        return f"run {loader.refresh}, for {loader.source} has it right already{reboot}"
+        return _from_sources(loader, reboot, own=own, lags=owed or isinstance(platform.next_cmdline, Known))
+    if own:
+        return f"the agent edits {loader.edited} and runs {loader.refresh}{reboot and '; then reboot'}"
     return f"{_edits(wrong, platform, loader, words)}, run {loader.refresh}{reboot}"
+
+
+def _from_sources(loader: Loader, reboot: str, *, own: bool, lags: bool) -> str:
+    """What an operator edits is right. ``lags``: the loader's own files are not, or the agent has yet to make them."""
+    if own and lags:
+        return f"the agent runs {loader.refresh}, for what that reads is right already{reboot and '; then reboot'}"
+    if own:
+        return (
+            f"reboot: what {loader.refresh} reads is right. Whether the boot loader's own files are, cannot be read;"
+            f" where somebody has edited {loader.source} by hand since, run {loader.refresh} first"
+        )
+    return f"run {loader.refresh}, for {loader.source} has it right already{reboot}"
 
 
 def _changes(wishes: list[Wish], words: tuple[str, ...]) -> str:
@@ -176,78 +193,3 @@ def _edits(wishes: list[Wish], platform: Platform, loader: Loader, words: tuple[
         left = dict.fromkeys(x for w in drop for x in w.found(words) or [w.argument])
         parts.append(f"remove {' '.join(left)} from {loader.source}")
     return ", ".join(parts)
-
-
-# -- the edit ----------------------------------------------------------------------------------------------------------
-
-_HEAD = "# Written by gpu-host-agent from the spec; edits here are drift and will be taken back.\n"
-_DROP_IN = """\
-# GRUB's own scripts read this after /etc/default/grub: it takes words away from the kernel command line and adds some.
-gpu_host_agent_add='{add}'
-gpu_host_agent_drop='{drop}' # the words to drop
-gpu_host_agent_kept() {{
-  set -f
-  for word in $1; do
-    for pattern in $gpu_host_agent_drop; do
-      case $word in $pattern) continue 2 ;; esac
-    done
-    printf '%s ' "$word"
-  done
-}}
-GRUB_CMDLINE_LINUX="$(gpu_host_agent_kept "$GRUB_CMDLINE_LINUX")$gpu_host_agent_add"
-GRUB_CMDLINE_LINUX_DEFAULT="$(gpu_host_agent_kept "$GRUB_CMDLINE_LINUX_DEFAULT")"
-"""
-
-
-def unsafe(wishes: Iterable[Wish]) -> list[str]:
-    """Arguments that do not go into a boot file: GRUB's file is a shell script that root runs."""
-    return [w.argument for w in wishes if not SAFE.fullmatch(w.argument)]
-
-
-def grub_drop_in(wishes: Iterable[Wish]) -> str:
-    """The agent's file in /etc/default/grub.d; "" when nothing is wished for. Call ``unsafe`` first."""
-    known = tuple(wishes)
-    add = [w.argument for w in known if w.present]
-    drop = [s for w in known if not w.present for s in _spellings(w.argument)]
-    return _HEAD + _DROP_IN.format(add=" ".join(add), drop=" ".join(drop)) if add or drop else ""
-
-
-def _spellings(pattern: str) -> list[str]:
-    name, equals, value = pattern.partition("=")
-    return list(
-        dict.fromkeys([pattern, *(name.replace(old, new) + equals + value for old, new in ("-_", "_-"))])
-    )
-
-
-def read_drop_in(text: str) -> tuple[Wish, ...] | None:
-    """The wishes in a drop-in that ``grub_drop_in`` wrote; None for any other text."""
-    add = re.search(r"^gpu_host_agent_add='([^']*)'$", text, re.MULTILINE)
-    drop = re.search(r"^gpu_host_agent_drop='([^']*)' #", text, re.MULTILINE)
-    if add is None or drop is None:
-        return None
-    wishes = (
-        *(Wish(a, present=True) for a in add[1].split()),
-        *(Wish(p, present=False) for p in drop[1].split()),
-    )
-    same = _HEAD + _DROP_IN.format(add=add[1], drop=drop[1]) == text
-    return wishes if same else None
-
-
-def with_wishes(words: Iterable[str], wishes: Iterable[Wish]) -> tuple[str, ...]:
-    """These words without the unwanted and with the missing ones: what either edit makes of them."""
-    known = tuple(wishes)
-    kept = [x for x in words if not any(w.found([x]) for w in known if not w.present)]
-    missing = [w.argument for w in known if w.present and not w.met(kept)]
-    return (*kept, *missing)
-
-
-def edited_cmdline(text: str, wishes: Iterable[Wish]) -> str:
-    """/etc/kernel/cmdline with only the words changed that must be; quoted words stay as they are written."""
-    known = tuple(wishes)
-    drop = [w for w in known if not w.present]
-    raw = _WORD.findall(text)
-    kept = [x for x in raw if not any(w.found([x.replace('"', "")]) for w in drop)]
-    missing = [w.argument for w in known if w.present and not w.met(x.replace('"', "") for x in kept)]
-    if kept == raw and not missing:
-        return text
-    return " ".join([*kept, *missing]) + "\n"

@@ -1,13 +1,14 @@
 """Are the selected GPUs well? By the kernel's own words, by NVML, and by what the memory has given up on."""
 
-from agent.core.binding import SlotBinding, left_open, quarantined
+from agent.core.binding import SlotBinding
 from agent.core.condition import Condition
 from agent.core.fact import Absent, Fact, Known, Unknown, value_or
 from agent.core.inputs import Inputs
 from agent.core.kernel_log import is_fault, note
-from agent.core.observation import Gpu, Holder
+from agent.core.observation import Gpu
+from agent.core.reach import WAITS, awaited, left_open, pending, quarantined
 from agent.core.resolve import Resolved
-from agent.core.unbind_state import detail_of
+from agent.core.unbind_state import REBOOT, detail_of, way_out
 
 # Drivers that do not know the field say nothing about health by it.
 _NO_RECOVERY_ACTION = {"NvmlFunctionNotFound", "NotObserved"}
@@ -60,23 +61,18 @@ def _seen_by_nvml(gpu: str, inputs: Inputs) -> Fact[Gpu]:
 def _lost(inputs: Inputs, resolved: Resolved) -> list[tuple[str, str]]:
     """Devices out of reach, and what ends that; those that are there and that no group names are nobody's concern."""
     named = {f.address for slot in resolved.slots for f in slot.functions}
-    pending = inputs.obs.pci.value.pending_unbinds if isinstance(inputs.obs.pci, Known) else ()
-    found = [_pending(a, inputs) for a in pending if a in named and a not in inputs.memory.quarantine]
+    stuck = pending(inputs)
+    found = [_pending(a, inputs) for a in stuck if a in named and a not in inputs.memory.quarantine]
     found += [
-        (f"nothing tells whether an unbind of {a} returned", "reboot the host when it suits you")
+        (f"nothing tells whether an unbind of {a} returned", REBOOT)
         for a in sorted(inputs.memory.unbinding)
-        if a in named and a not in pending and left_open(a, inputs)
+        if a in named and a not in stuck and left_open(a, inputs)
     ]
     for address, entry in sorted(inputs.memory.quarantine.items()):
         strange = inputs.obs.function(address) is not None and address not in named
         if strange or quarantined(address, inputs) is None:
             continue
-        step = (
-            "reboot the host when it suits you"
-            if entry.reason == "RebootRequired"
-            else "power-cycle the host when it suits you; if it comes back, check power and slot, or replace the GPU"
-        )
-        found.append((f"{address}: {entry.message}", step))
+        found.append((f"{address}: {entry.message}", way_out(entry.reason)))
     return found
 
 
@@ -84,21 +80,8 @@ def _pending(address: str, inputs: Inputs) -> tuple[str, str]:
     who = awaited(address, inputs)
     if not who:
         detail = detail_of(inputs.obs.unbinds.get(address))
-        return f"an unbind of {address} has not returned{detail}", "reboot the host when it suits you"
-    step = "stop what holds it, such as the virtual machine; the unbind then returns"
-    return f"an unbind of {address} waits until it is let go: {who}", step
-
-
-def awaited(address: str, inputs: Inputs) -> str:
-    """Who holds a device whose unbind, by the kernel's word, waits for its VFIO user; "" where that is not the case.
-
-    The kernel does not name the user, so it is whoever is seen to hold the device now.
-    """
-    events = value_or(inputs.obs.kernel_events, ())
-    if not any(e.sort == "vfio-blocked" and e.address == address for e in events):
-        return ""
-    holders: tuple[Holder, ...] = value_or(inputs.obs.holders_of(address), ())
-    return " and ".join(dict.fromkeys(h.describe() for h in holders))
+        return f"an unbind of {address} has not returned{detail}", REBOOT
+    return f"an unbind of {address} waits until it is let go: {who}", WAITS
 
 
 def _reported(inputs: Inputs, resolved: Resolved) -> list[tuple[str, str]]:

@@ -9,12 +9,13 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
-from agent.core.binding import group_of, left_open, may_be_console, quarantined
+from agent.core.binding import group_of, may_be_console
 from agent.core.fact import Absent, Known, Unknown, say
 from agent.core.inputs import Inputs
 from agent.core.p2p_decision import holds, standing
 from agent.core.plan import Action, Plan
 from agent.core.problem import secret_value
+from agent.core.reach import is_out_of_reach
 from agent.core.render import P2P_OFF_ENV, P2P_OFF_FLAG
 from agent.core.resolve import resolve
 from agent.core.revision import Revision
@@ -87,12 +88,10 @@ def _persistence_off(inputs: Inputs, address: str) -> bool:
 
 def law_2(inputs: Inputs, action: Action) -> list[str]:
     """An unbind that did not return is never written a second time, and the device is written to no more."""
-    pending = inputs.obs.pci.value.pending_unbinds if isinstance(inputs.obs.pci, Known) else ()
     return [
         f"writes to {address}, which is out of reach: an unbind has not returned, or the device is lost"
         for address in sorted({*_devices(action), *_moves(action)})
-        if _on_devices(action)
-        and (address in pending or quarantined(address, inputs) or left_open(address, inputs))
+        if _on_devices(action) and is_out_of_reach(address, inputs)
     ]
 
 

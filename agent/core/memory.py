@@ -131,6 +131,9 @@ class Memory(Record):
     asked: tuple[
         str, ...
     ] = ()  # services that an operator's retry is about, until it is tried or they are seen to answer
+    unrefreshed: str = (
+        ""  # boot file that is being edited, until the boot loader's own files are made anew from it
+    )
     stopped_units: dict[str, str] = {}  # unit we stopped -> why; exactly these are started again
     failures: dict[str, int] = {}  # consecutive transient failures by action key
     retry_after: dict[str, float] = {}  # wall clock, by action key

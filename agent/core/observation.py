@@ -38,7 +38,6 @@ class PciFunction:
     reset_methods: Fact[tuple[str, ...]] = (
         NOT_READ  # flr, bus, pm..., the first tried first; Absent: no reset at all
     )
-    sriov_numvfs: Fact[int] = NOT_READ  # virtual functions that are on; Absent: no SR-IOV
     power_control: Fact[str] = NOT_READ  # on: kept awake; auto: the kernel may let it sleep, down to D3cold
 
     @property
@@ -83,6 +82,14 @@ class Initramfs:
 
 
 @dataclass(frozen=True, slots=True)
+class NvidiaNodes:
+    """Character devices of NVIDIA's loaded modules that are not in /dev, and the program that can make them."""
+
+    missing: tuple[str, ...] = ()
+    maker: str = ""  # path of nvidia-modprobe; "": it is not installed
+
+
+@dataclass(frozen=True, slots=True)
 class Platform:
     boot_id: Fact[str] = NOT_READ
     kernel_release: Fact[str] = NOT_READ
@@ -106,13 +113,15 @@ class Platform:
         default_factory=dict
     )  # file that an operator edits -> words of the kernel command line in it
     initramfs: Fact[Initramfs] = NOT_READ
+    nvidia_nodes: Fact[NvidiaNodes] = NOT_READ  # Absent: nvidia has no GPU, so there need be none
+    modules_load: Fact[tuple[tuple[str, str], ...]] = NOT_READ  # (file, module) of modules-load.d
 
 
 @dataclass(frozen=True, slots=True)
 class Pci:
     functions: Mapping[str, PciFunction] = field(default_factory=dict)
     groups: Mapping[int, IommuGroup] = field(default_factory=dict)
-    pending_unbinds: tuple[str, ...] = ()  # unbind writes of ours that have not returned
+    pending_unbinds: tuple[str, ...] = ()  # unbinds that have not returned, whoever wrote them
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,6 +3,7 @@
 from agent.core.fact import Known
 from agent.core.memory import Memory
 from agent.core.observation import ServiceFacts
+from agent.core.quantity import whole_number
 from agent.core.render import DEFAULT_PORT, port_of
 from agent.core.revision import Revision, option
 from agent.core.spec import LxcTarget, Service, Spec, SshTarget, Target, target_name
@@ -27,10 +28,10 @@ def as_run(service: Service, argv: tuple[str, ...]) -> Service:
     model = option(argv, "model-path")
     if not model:
         return service
-    port, name = option(argv, "port"), option(argv, "served-model-name")
+    port, name = whole_number(option(argv, "port")), option(argv, "served-model-name")
     args = {
         **service.args,
-        "port": int(port) if port.isdecimal() else DEFAULT_PORT,
+        "port": port if port is not None and 0 < port < 1 << 16 else DEFAULT_PORT,
         "served-model-name": name or model,
     }
     return service.model_copy(update={"args": args})

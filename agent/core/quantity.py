@@ -6,6 +6,13 @@ _DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s|m|h|d)")
 _UNIT_SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 
 
+def whole_number(text: str) -> int | None:
+    """Of at most 18 ASCII digits, which any 64-bit field holds; None for all else. int() itself takes digits of every
+    script, and raises ValueError past a few thousand of them: whoever chooses the text would choose where it raises.
+    """
+    return int(text) if len(text) <= 18 and text.isascii() and text.isdigit() else None
+
+
 def parse_duration(value: object) -> float:
     """Seconds from "90s", "30m", "1h30m"; a bare number is refused because its unit would be a guess."""
     if isinstance(value, str):

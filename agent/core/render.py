@@ -161,7 +161,7 @@ def drop_in(name: str, service: Service, argv: tuple[str, ...], env: dict[str, s
     return "\n".join([*lines, *_exec_lines(argv)]) + "\n"
 
 
-def _unwritable(code: int) -> bool:
+def unwritable(code: int) -> bool:
     """Control characters, lone surrogates and Unicode's noncharacters: systemd drops the line that holds one."""
     surrogate, nonchar = 0xD800 <= code <= 0xDFFF, 0xFDD0 <= code <= 0xFDEF or code & 0xFFFE == 0xFFFE
     return code < 0x20 or code == 0x7F or surrogate or nonchar
@@ -169,7 +169,7 @@ def _unwritable(code: int) -> bool:
 
 def quote(word: str, *, executed: bool = False) -> str:
     """One word for a unit file that systemd reads back exactly; ``executed`` for Exec lines."""
-    bad = next((c for c in word if _unwritable(ord(c))), None)
+    bad = next((c for c in word if unwritable(ord(c))), None)
     if bad is not None:
         raise TerminalError(
             f"the character U+{ord(bad):04X} in {word[:40]!r} cannot be written to a unit file",

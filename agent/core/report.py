@@ -3,14 +3,14 @@
 from collections.abc import Mapping
 
 from agent.core.bench import BenchmarkResult
-from agent.core.binding import group_of, left_open, quarantined
+from agent.core.binding import group_of
 from agent.core.condition import Condition
 from agent.core.fact import Absent, Known, Unknown, say, value_or
-from agent.core.gpu_health import awaited
 from agent.core.inputs import Inputs
 from agent.core.memory import TrialRecord
 from agent.core.observation import Gpu, ServiceFacts
 from agent.core.quantity import say_duration
+from agent.core.reach import awaited, left_open, pending, quarantined
 from agent.core.redact import redact
 from agent.core.resolve import Resolved, ResolvedService, matches
 from agent.core.revision import Revision
@@ -87,7 +87,7 @@ def _gpu_note(address: str, inputs: Inputs, seen: object) -> str:
     quarantine = quarantined(address, inputs)
     if quarantine is not None:
         return f"{quarantine.reason}: {quarantine.message}"
-    if isinstance(inputs.obs.pci, Known) and address in inputs.obs.pci.value.pending_unbinds:
+    if address in pending(inputs):
         who = awaited(address, inputs)
         if who:
             return f"an unbind of it waits until it is let go: {who}"

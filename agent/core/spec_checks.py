@@ -1,8 +1,9 @@
 """What one model cannot see: GPU groups, platform and policy against each other. Pure; every problem at once."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from fnmatch import fnmatchcase
 
+from agent.core.boot_edit import endangered
 from agent.core.problem import Path, Problem, show
 from agent.core.spec import ByAddress, ByNuma, BySerial, BySlot, ByUuid, GpuSettings, Platform, Selector, Spec
 from agent.core.spec_checks_service import check_services
@@ -36,9 +37,23 @@ def _check_platform(spec: Spec) -> Iterator[Problem]:
         yield from _check_argument(path, argument, platform)
         if argument.startswith(("vfio-pci.ids=", "vfio_pci.ids=")):
             yield from _check_ids(path, argument, spec)
+    if spec.policy.boot_files == "edit":
+        yield from _check_edit(platform.kernel_args.forbid)
     for module, parameters in platform.modules.items():
         if module.replace("-", "_") == "vfio_pci" and "ids" in parameters:
             yield from _check_ids((*here, "modules", module, "ids"), parameters["ids"], spec)
+
+
+def _check_edit(forbid: Iterable[str]) -> Iterator[Problem]:
+    """What is only reported may be as wide as it likes; what is edited must leave a machine that boots."""
+    for number, pattern in enumerate(forbid):
+        if word := endangered(pattern):
+            text = (
+                f"found {show(pattern)} with bootFiles: edit, expected a pattern that leaves {word} alone:"
+                " without that word the next boot may fail, or nobody may reach it"
+            )
+            path: Path = ("spec", "platform", "kernelArgs", "forbid", number)
+            yield Problem(path, text, uses=(("spec", "policy", "bootFiles"),))
 
 
 def _check_argument(path: Path, argument: str, platform: Platform) -> Iterator[Problem]:

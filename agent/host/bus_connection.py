@@ -30,6 +30,7 @@ _ERRNO = {
     f"{_BUS}.Error.NoReply": errno.ETIMEDOUT,
     f"{_BUS}.Error.Timeout": errno.ETIMEDOUT,
     f"{_BUS}.Error.TimedOut": errno.ETIMEDOUT,
+    f"{_BUS}.Error.Disconnected": errno.ECONNRESET,
     f"{_BUS}.Error.ServiceUnknown": errno.ENOTCONN,
     f"{_BUS}.Error.NameHasNoOwner": errno.ENOTCONN,
 }
@@ -41,6 +42,10 @@ class BusError(OSError):
     def __init__(self, number: int, message: str, name: str) -> None:
         super().__init__(number, message)
         self.name = name
+
+
+class NoSuchUnitError(FileNotFoundError):
+    """systemd's own word that it has no unit of that name. No other missing file may be taken for it."""
 
 
 class BusConnection:
@@ -63,7 +68,9 @@ class BusConnection:
         destination: str = SYSTEMD,
         deadline: float = DEADLINE,
     ) -> list[Any]:
-        """The answer's body. Raises OSError: PermissionError, FileNotFoundError, TimeoutError and ConnectionError are."""
+        """The answer's body. Raises OSError: ConnectionError where no bus answers, TimeoutError, PermissionError, and
+        NoSuchUnitError where systemd says that.
+        """
         message = Message(
             destination=destination, path=path, interface=interface, member=member,
             signature=signature, body=list(body),
@@ -105,10 +112,12 @@ class BusConnection:
     async def _connect(self) -> MessageBus:
         try:
             return await MessageBus(bus_address=self._address, auth_timeout=DEADLINE).connect()
-        except OSError:
-            raise
-        except Exception as error:  # refused authentication, or an end of file in the middle of it
-            raise ConnectionRefusedError(f"{self._address}: no D-Bus daemon answers: {error!r}") from error
+        except Exception as error:
+            # Whatever it was, a missing socket too: no call was made. Refused authentication, and an end of file in
+            # the middle of it, are no OSError.
+            why = error.strerror if isinstance(error, OSError) and error.strerror else repr(error)
+            text = f"{self._address}: no D-Bus daemon answers: {why}"
+            raise ConnectionError(errno.ENOTCONN, text) from error
 
     def when_lost(self, tell: Callable[[], None]) -> None:
         """``tell`` is called once, when the connection that is open now has ended."""
@@ -137,5 +146,7 @@ def bus_error(member: str, name: str, body: Sequence[Any]) -> OSError:
     word = name.removeprefix("System.Error.")
     number = _ERRNO.get(name) or (vars(errno).get(word) if word != name else None) or errno.EIO
     message = f"{member}: {text}"
+    if name == f"{SYSTEMD}.NoSuchUnit":
+        return NoSuchUnitError(number, message)
     special = type(OSError(number, message))  # PermissionError, FileNotFoundError, TimeoutError...
     return BusError(number, message, name) if special is OSError else special(number, message)

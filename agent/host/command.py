@@ -48,11 +48,12 @@ async def run_command(
     *,
     stdin: bytes | None = None,
     limit: int = OUTPUT_LIMIT,
+    error_limit: int | None = None,
 ) -> Finished:
     """Run to its end, in a session of its own that is killed as a whole.
 
-    Raises OSError when it cannot be started (EFBIG when it wrote more than ``limit`` bytes), TimeoutError after
-    ``timeout`` seconds.
+    Raises OSError when it cannot be started (EFBIG when it wrote more than ``limit`` bytes, or ``error_limit`` on
+    standard error), TimeoutError after ``timeout`` seconds.
     """
     process = await asyncio.create_subprocess_exec(
         *argv,
@@ -63,12 +64,13 @@ async def run_command(
         start_new_session=True,
     )
     stdout, stderr = bytearray(), bytearray()
+    errors = limit if error_limit is None else error_limit
     try:
         async with asyncio.timeout(timeout):
             await asyncio.gather(
                 _feed(process, stdin),
                 _drain(process, process.stdout, stdout, limit),
-                _drain(process, process.stderr, stderr, limit),
+                _drain(process, process.stderr, stderr, errors),
             )
             status = await process.wait()
     except TimeoutError:
@@ -81,8 +83,9 @@ async def run_command(
     except asyncio.CancelledError:
         await _ended(process)
         raise
-    if max(len(stdout), len(stderr)) > limit:
-        raise OSError(errno.EFBIG, f"{' '.join(argv)} wrote more than {limit} bytes")
+    for written, most in ((stdout, limit), (stderr, errors)):
+        if len(written) > most:
+            raise OSError(errno.EFBIG, f"{' '.join(argv)} wrote more than {most} bytes")
     return Finished(status, _text(stdout), _text(stderr))
 
 

@@ -49,6 +49,10 @@ def read_device_nodes(root: Path) -> DeviceNodes:
     _by_device_link(root / "sys/class/vfio-dev", "/dev/vfio/devices/", nodes)
     _by_device_link(root / "sys/class/drm", "/dev/dri/", nodes)
     _by_device_link(root / "sys/class/sound", "/dev/snd/", nodes)
+    for bus in names_in(root / "sys/class/i2c-dev"):
+        owner = (root / "sys/class/i2c-dev" / bus / "device").resolve().parent.name
+        if PCI_ADDRESS.fullmatch(owner):
+            nodes[f"/dev/{bus}"] = (owner,)
     drivers = {a: read_link_name(pci / "devices" / a / "driver") for a in names_in(pci / "devices")}
     return DeviceNodes(
         by_path=nodes,

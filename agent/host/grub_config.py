@@ -8,7 +8,8 @@ import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
-from agent.core.boot import GRUB_DROP_IN, read_drop_in, split_cmdline, with_wishes
+from agent.core.boot import GRUB_DROP_IN, split_cmdline
+from agent.core.boot_edit import read_drop_in, with_wishes
 from agent.core.fact import Fact, Known, Unknown
 
 VARIABLES = ("GRUB_CMDLINE_LINUX", "GRUB_CMDLINE_LINUX_DEFAULT")

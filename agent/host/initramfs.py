@@ -12,6 +12,7 @@ from pathlib import Path
 from agent.core.fact import Absent, Fact, Known, Unknown
 from agent.core.observation import Initramfs
 from agent.host.command import run_command
+from agent.host.file_calls import FileCalls
 
 DEADLINE = 60.0  # seconds for one listing, once for each image
 PATIENCE = 2.0  # seconds that one read waits for it; the next read finds what it found
@@ -43,6 +44,7 @@ class InitramfsReader:
     def __init__(self, root: Path, patience: float = PATIENCE) -> None:
         self._root = root
         self._patience = patience
+        self._files = FileCalls("initramfs")
         self._listing: tuple[tuple[str, int, int], asyncio.Task[Fact[Initramfs]]] | None = None
 
     async def read(self, release: str) -> Fact[Initramfs]:
@@ -50,11 +52,11 @@ class InitramfsReader:
         for tool in TOOLS:
             image = self._root / tool.image.format(release=release)
             try:
-                stat = image.stat()
+                stat = await self._files.run(str(image), image.stat, PATIENCE)
             except FileNotFoundError:
                 continue
             except OSError as error:
-                return Unknown(f"{image}: {error.strerror}", "Unreadable")
+                return Unknown(f"{image}: {error.strerror or error}", "Unreadable")
             key = (str(image), stat.st_mtime_ns, stat.st_size)
             if self._listing is None or self._listing[0] != key:
                 if self._listing is not None:
@@ -82,7 +84,8 @@ class InitramfsReader:
 
 def parse_listing(text: str, image: str, rebuild: str) -> Initramfs:
     """One path a line (lsinitramfs), or ``ls -l`` lines (lsinitrd)."""
-    paths = [line.split(" -> ")[0].split()[-1] for line in text.splitlines() if line.strip()]
+    named = (line.split(" -> ")[0].split() for line in text.splitlines())
+    paths = [words[-1] for words in named if words]
     modules = {m[1].replace("-", "_") for path in paths if (m := _GPU_MODULE.search(path))}
     files = {"/" + m[1].removeprefix("usr/") for path in paths if (m := _FILE.match(path))}
     return Initramfs(image, rebuild, tuple(sorted(modules)), tuple(sorted(files)))

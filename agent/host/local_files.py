@@ -3,11 +3,15 @@
 import contextlib
 import errno
 import os
+import stat
 from collections.abc import Mapping
 from pathlib import Path
 
+from agent.core.render import unwritable
+
 FILE_MODE, SECRET_MODE = 0o644, 0o600
 _DIRECTORY_MODE, _SECRET_DIRECTORY_MODE = 0o755, 0o700
+_MAX_SECRET = 16 << 10  # bytes
 _ESCAPED = '\\"`$'  # man 5 systemd.exec, EnvironmentFile=: these are meant literally in double quotes after a backslash
 
 
@@ -49,15 +53,27 @@ def secret_lines(sources: Mapping[str, Path]) -> bytes:
 
 
 def _value(path: Path) -> str:
+    """In the same words as for a container or another machine."""
+    if not stat.S_ISREG(path.stat().st_mode):
+        raise _unfit("not a regular file", path)  # a FIFO would be waited for
+    with path.open("rb") as file:
+        data = file.read(_MAX_SECRET + 1)
+    if len(data) > _MAX_SECRET:
+        raise _unfit(f"larger than {_MAX_SECRET >> 10} KiB", path)
     try:
-        text = path.read_bytes().decode().rstrip("\r\n")
+        text = data.decode().rstrip("\r\n")
     except UnicodeDecodeError:
-        raise OSError(
-            errno.EILSEQ, "the secret is not UTF-8 text, and systemd takes no other", str(path)
-        ) from None
-    if any(character in text for character in "\n\r\0"):
-        raise OSError(errno.EINVAL, "the secret has more than one line; expected one", str(path))
+        raise _unfit("not UTF-8", path) from None
+    if "\n" in text:
+        raise _unfit("a secret has one line", path)
+    # systemd passes over a value that holds one of these, and the service would start without it.
+    if any(unwritable(ord(character)) for character in text if character != "\t"):
+        raise _unfit("control characters", path)
     return "".join(f"\\{character}" if character in _ESCAPED else character for character in text)
+
+
+def _unfit(why: str, path: Path) -> OSError:
+    return OSError(errno.EINVAL, why, str(path))
 
 
 def _make_directories(path: Path, mode: int) -> None:

@@ -3,13 +3,15 @@
 import asyncio
 import errno
 import os
-from collections.abc import Mapping
+import stat
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from agent.core.fact import Absent, Fact, Known, Unknown
 from agent.core.observation import Process, TargetFacts, Unit
 from agent.host import local_files
 from agent.host.command import run_command
+from agent.host.file_calls import FileCalls
 from agent.host.manager import ServiceManager
 from agent.host.nvidia_version import library_version
 from agent.host.reading import names_in, unreadable
@@ -17,6 +19,8 @@ from agent.host.systemd_bus import local_manager
 from agent.ports import NvmlPort
 
 _JOURNAL_DEADLINE = 20.0
+_READ_DEADLINE = 10.0  # seconds; less than an observation waits, so that it hears the reason
+_WRITE_DEADLINE = 60.0  # seconds: a busy disk takes its time for what must outlast a power cut
 _MAX_FILE = 4 << 20
 _SGLANG = Unknown("the SGLang version is its interpreter's to tell, and was not asked for", "NotObserved")
 
@@ -25,19 +29,28 @@ class LocalTarget:
     """``TargetPort`` for ``host``. With ``nvml`` its answer is also what NVML says from inside.
 
     ``manager`` is systemd of the machine whose files are at ``root``; by default ``local_manager`` finds it.
+    ``reloaded`` is called after each ``daemon_reload``, also one that failed.
     """
 
     name = "host"
 
     def __init__(
-        self, root: Path = Path("/"), nvml: NvmlPort | None = None, manager: ServiceManager | None = None
+        self,
+        root: Path = Path("/"),
+        nvml: NvmlPort | None = None,
+        manager: ServiceManager | None = None,
+        reloaded: Callable[[], None] = lambda: None,
     ) -> None:
         self._root = root
         self._nvml = nvml
         self._manager = manager or local_manager(root)
+        self._files = FileCalls("a file of this host")
+        self._reloaded = reloaded
 
     async def facts(self) -> TargetFacts:
-        local, nvml = await asyncio.gather(asyncio.to_thread(self._read), self._nvml_fact())
+        local, nvml = await asyncio.gather(
+            self._files.run("/", self._read, _READ_DEADLINE), self._nvml_fact()
+        )
         user_driver, shm, nodes = local
         return TargetFacts(
             reachable=Known(value=True),
@@ -53,26 +66,30 @@ class LocalTarget:
 
     async def process(self, pid: int) -> Process | None:
         """None: no such process, or only a zombie of it. Raises PermissionError for another user's environment."""
-        return await asyncio.to_thread(read_process, self._root / "proc" / str(pid), pid)
+        directory = self._root / "proc" / str(pid)
+        return await self._files.run(f"/proc/{pid}", lambda: read_process(directory, pid), _READ_DEADLINE)
 
     async def exists(self, path: str) -> bool:
-        return await asyncio.to_thread(_exists, self._at(path))
+        return await self._files.run(path, lambda: _exists(self._at(path)), _READ_DEADLINE)
 
     async def read_file(self, path: str) -> str | None:
-        return await asyncio.to_thread(_read_bounded, self._at(path))
+        return await self._files.run(path, lambda: _read_bounded(self._at(path)), _READ_DEADLINE)
 
     async def write_file(self, path: str, text: str) -> None:
-        await asyncio.to_thread(local_files.write_atomically, self._at(path), text.encode())
+        await self._write(path, lambda: local_files.write_atomically(self._at(path), text.encode()))
 
     async def remove_file(self, path: str) -> None:
-        await asyncio.to_thread(local_files.remove, self._at(path))
+        await self._write(path, lambda: local_files.remove(self._at(path)))
 
     async def install_secrets(self, path: str, secrets: Mapping[str, str]) -> None:
         sources = {variable: self._at(source) for variable, source in secrets.items()}
-        await asyncio.to_thread(local_files.write_secrets, self._at(path), sources)
+        await self._write(path, lambda: local_files.write_secrets(self._at(path), sources))
 
     async def daemon_reload(self) -> None:
-        await self._manager.reload()
+        try:
+            await self._manager.reload()
+        finally:  # one that was not answered may come about all the same
+            self._reloaded()
 
     async def start_unit(self, name: str) -> None:
         await self._manager.start(name)
@@ -95,6 +112,10 @@ class LocalTarget:
 
     def endpoint(self, port: int) -> str:
         return f"http://127.0.0.1:{port}"
+
+    async def _write(self, path: str, call: Callable[[], None]) -> None:
+        """One that is left behind may still happen: until then its path takes no other."""
+        await self._files.run(path, call, _WRITE_DEADLINE)
 
     def _at(self, path: str) -> Path:
         return self._root / path.lstrip("/")
@@ -152,6 +173,8 @@ def _exists(path: Path) -> bool:
 
 def _read_bounded(path: Path) -> str | None:
     try:
+        if not stat.S_ISREG(path.stat().st_mode):
+            raise OSError(errno.EINVAL, "not a regular file", str(path))  # a FIFO would be waited for
         with path.open("rb") as file:
             data = file.read(_MAX_FILE + 1)
     except (FileNotFoundError, NotADirectoryError):

@@ -53,6 +53,7 @@ class ServiceManager(Protocol):
         """Start it; returns when it has been started, not when it has ended. Read ``unit(command.unit)`` for its state:
         activating while it runs, active (exited) after status 0, failed with ``exit_status`` after another.
 
-        An ended unit of the same name is cleared away first; one that still runs is an OSError (EBUSY).
+        An ended unit of the same name is cleared away first; one that still runs is an OSError (EBUSY). TimeoutError and
+        ConnectionError leave open whether it will start; after any other OSError it will not.
         """
         ...

@@ -10,18 +10,19 @@ from typing import TypeVar
 
 from pydantic import ValidationError
 
-from agent.core.fact import Absent, Fact, Known, Unknown, say
+from agent.core.fact import Absent, Fact, Known, Unknown, say, value_or
 from agent.core.observation import Gpu, Nvml
 from agent.core.record import Record
 from agent.host.command import StuckError, run_command
 from agent.host.nvidia_version import library_version, module_version
 from agent.host.nvml_wire import Answer, Cell, Fault, GpuAnswer, Outcome, ReadRequest, WriteRequest
-from agent.host.reading import PCI_ADDRESS, names_in
+from agent.host.reading import PCI_ADDRESS, names_in, read_text
 
 T = TypeVar("T")
 U = TypeVar("U")
 R = TypeVar("R", bound=Record)
 
+_CHILD = "agent.host.nvml_child"
 DEADLINE = 20.0  # seconds; opening an idle GPU without persistence mode takes a few
 _STUCK = "an earlier NVML query still sleeps in the kernel"
 _NOT_SUPPORTED = 3
@@ -93,6 +94,7 @@ class ChildNvml:
         self._env = {**os.environ, "PYTHONPATH": package_parent, **(env or {})}
         self._reading: asyncio.Task[Fact[Nvml]] | None = None
         self._stuck: asyncio.subprocess.Process | None = None
+        self._inherited: tuple[int, ...] | None = None  # by an agent before this one
 
     async def read(self) -> Fact[Nvml]:
         """Absent: no GPU is on nvidia, so NVML was not opened. Callers at the same time share one child."""
@@ -146,11 +148,18 @@ class ChildNvml:
         return tuple(name for name in bound if PCI_ADDRESS.fullmatch(name))
 
     def _sleeps(self) -> bool:
-        return self._stuck is not None and self._stuck.returncode is None
+        """A child of ours, or of an agent before this one: with each restart one more would sleep beside it."""
+        if self._stuck is not None and self._stuck.returncode is None:
+            return True
+        if self._inherited is None:
+            every = (int(name) for name in names_in(self._root / "proc") if name.isdecimal())
+            self._inherited = tuple(pid for pid in every if _is_child(self._root, pid))
+        self._inherited = tuple(pid for pid in self._inherited if _sleeps_on(self._root, pid))
+        return bool(self._inherited)
 
     async def _ask(self, request: Record, kind: type[R]) -> R:
         """Raises TimeoutError, ChildFailedError, or OSError where no child can be started."""
-        argv = (sys.executable, "-P", "-m", "agent.host.nvml_child", request.model_dump_json())
+        argv = (sys.executable, "-P", "-m", _CHILD, request.model_dump_json())
         try:
             done = await run_command(argv, self._deadline, self._env)
         except StuckError as error:
@@ -209,6 +218,17 @@ def _fact(cell: Cell[T], convert: Callable[[T], U] = _same) -> Fact[U]:  # type:
     if cell.value is None:
         return Unknown("the NVML child left this out", "NvmlChildFailed")
     return Known(convert(cell.value))
+
+
+def _is_child(root: Path, pid: int) -> bool:
+    words = value_or(read_text(root / "proc" / str(pid) / "cmdline"), "").split("\0")
+    return _CHILD in words
+
+
+def _sleeps_on(root: Path, pid: int) -> bool:
+    """In the kernel, out of reach of signals; a number that went to another process is no child of ours."""
+    stat = value_or(read_text(root / "proc" / str(pid) / "stat"), "")
+    return stat.rpartition(")")[2].split()[:1] == ["D"] and _is_child(root, pid)
 
 
 def _gpu(gpu: GpuAnswer) -> Gpu:

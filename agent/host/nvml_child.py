@@ -2,21 +2,20 @@
 
 A long-lived process would keep the old library mapped after a driver upgrade (error 18 for ever), and its open
 session would hold the very devices that are to be unbound. REQUEST is a ``ReadRequest`` or a ``WriteRequest`` in
-JSON. A GPU that NVML cannot open is reported with its code and hides no other.
+JSON, and the answer an ``Answer`` or an ``Outcome`` (``nvml_wire``). They are plain dictionaries here and validated
+where they arrive: to make the models would take most of the child's time. A GPU that NVML cannot open is reported with
+its code and hides no other.
 """
 
+import json
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Any
 
 import pynvml
-from pydantic import TypeAdapter
 
-from agent.host.nvml_wire import Answer, Cell, ClosedGpu, Fault, GpuAnswer, Outcome, ReadRequest, WriteRequest
+Json = dict[str, Any]
 
-T = TypeVar("T")
-
-_REQUEST: TypeAdapter[ReadRequest | WriteRequest] = TypeAdapter(ReadRequest | WriteRequest)
 _SETTERS: Mapping[str, Callable[..., None]] = {
     "persistence-mode": pynvml.nvmlDeviceSetPersistenceMode,
     "power-limit": pynvml.nvmlDeviceSetPowerManagementLimit,
@@ -28,58 +27,58 @@ _FUNCTION_NOT_FOUND = 13
 
 
 def main(text: str) -> None:
-    request = _REQUEST.validate_json(text)
-    answer = write(request) if isinstance(request, WriteRequest) else ask(request.addresses)
-    sys.stdout.write(answer.model_dump_json() + "\n")
+    request = json.loads(text)
+    answer = write(**request) if "setting" in request else ask(**request)
+    sys.stdout.write(json.dumps(answer) + "\n")
 
 
-def write(request: WriteRequest) -> Outcome:
+def write(address: str, setting: str, values: Sequence[int]) -> Json:
     try:
         pynvml.nvmlInit()
     except pynvml.NVMLError as error:
-        return Outcome(fault=_fault(error))
+        return {"fault": _fault(error)}
     try:
-        handle = pynvml.nvmlDeviceGetHandleByPciBusId(request.address.encode())
+        handle = pynvml.nvmlDeviceGetHandleByPciBusId(address.encode())
         opened = sysfs_address(_text(pynvml.nvmlDeviceGetPciInfo(handle).busId))
-        if opened != request.address:
-            return Outcome(fault=Fault(code=_NOT_FOUND, text=f"NVML opened {opened} instead"))
-        _SETTERS[request.setting](handle, *request.values)
+        if opened != address:
+            return {"fault": {"code": _NOT_FOUND, "text": f"NVML opened {opened} instead"}}
+        _SETTERS[setting](handle, *values)
     except pynvml.NVMLError as error:
-        return Outcome(fault=_fault(error))
+        return {"fault": _fault(error)}
     finally:
         _cell(pynvml.nvmlShutdown)
-    return Outcome()
+    return {}
 
 
-def ask(addresses: Sequence[str]) -> Answer:
+def ask(addresses: Sequence[str]) -> Json:
     try:
         pynvml.nvmlInit()
     except pynvml.NVMLError as error:
-        return Answer(fault=_fault(error))
+        return {"fault": _fault(error)}
     try:
         gpus, closed = _ask_gpus(addresses)
-        return Answer(
-            driver_version=_cell(lambda: _text(pynvml.nvmlSystemGetDriverVersion())),
-            nvml_version=_cell(lambda: _text(pynvml.nvmlSystemGetNVMLVersion())),
-            cuda_version=_cell(lambda: int(pynvml.nvmlSystemGetCudaDriverVersion_v2())),
-            gpus=gpus,
-            closed=closed,
-        )
+        return {
+            "driver_version": _cell(lambda: _text(pynvml.nvmlSystemGetDriverVersion())),
+            "nvml_version": _cell(lambda: _text(pynvml.nvmlSystemGetNVMLVersion())),
+            "cuda_version": _cell(lambda: int(pynvml.nvmlSystemGetCudaDriverVersion_v2())),
+            "gpus": gpus,
+            "closed": closed,
+        }
     except pynvml.NVMLError as error:
-        return Answer(fault=_fault(error))
+        return {"fault": _fault(error)}
     finally:
         _cell(pynvml.nvmlShutdown)
 
 
-def _ask_gpus(addresses: Sequence[str]) -> tuple[tuple[GpuAnswer, ...], tuple[ClosedGpu, ...]]:
-    gpus: dict[str, GpuAnswer] = {}
-    nameless: list[ClosedGpu] = []
+def _ask_gpus(addresses: Sequence[str]) -> tuple[list[Json], list[Json]]:
+    gpus: dict[str, Json] = {}
+    nameless: list[Json] = []
     for index in range(pynvml.nvmlDeviceGetCount()):
         try:
             handle = pynvml.nvmlDeviceGetHandleByIndex(index)
             address = sysfs_address(_text(pynvml.nvmlDeviceGetPciInfo(handle).busId))
         except pynvml.NVMLError as error:
-            nameless.append(ClosedGpu(address="", index=index, fault=_fault(error)))
+            nameless.append({"address": "", "index": index, "fault": _fault(error)})
         else:
             gpus[address] = _ask_gpu(handle, address, index)
     closed = []
@@ -89,32 +88,35 @@ def _ask_gpus(addresses: Sequence[str]) -> tuple[tuple[GpuAnswer, ...], tuple[Cl
             handle = pynvml.nvmlDeviceGetHandleByPciBusId(address.encode())
             gpus[address] = _ask_gpu(handle, address, int(pynvml.nvmlDeviceGetIndex(handle)))
         except pynvml.NVMLError as error:
-            closed.append(ClosedGpu(address=address, index=None, fault=_fault(error)))
+            closed.append({"address": address, "index": None, "fault": _fault(error)})
     # Each index that could not be opened is one of the addresses that could not be either.
-    return tuple(gpus[a] for a in sorted(gpus)), (*closed, *nameless[len(closed) :])
+    return [gpus[a] for a in sorted(gpus)], [*closed, *nameless[len(closed) :]]
 
 
-def _ask_gpu(handle: Any, address: str, index: int) -> GpuAnswer:
+def _ask_gpu(handle: Any, address: str, index: int) -> Json:
     memory = _cell(lambda: _memory(handle))
-    return GpuAnswer(
-        address=address,
-        index=index,
-        minor=_cell(lambda: int(pynvml.nvmlDeviceGetMinorNumber(handle))),
-        uuid=_cell(lambda: _text(pynvml.nvmlDeviceGetUUID(handle))),
-        name=_cell(lambda: _text(pynvml.nvmlDeviceGetName(handle))),
-        serial=_cell(lambda: _text(pynvml.nvmlDeviceGetSerial(handle))),
-        persistence_mode=_cell(lambda: bool(pynvml.nvmlDeviceGetPersistenceMode(handle))),
-        power_limit=_cell(lambda: int(pynvml.nvmlDeviceGetPowerManagementLimit(handle))),
-        power_limit_range=_cell(lambda: _pair(pynvml.nvmlDeviceGetPowerManagementLimitConstraints(handle))),
-        memory_total=Cell[int](value=memory.value and memory.value[0], fault=memory.fault),
-        memory_used=Cell[int](value=memory.value and memory.value[1], fault=memory.fault),
-        utilization=_cell(lambda: int(pynvml.nvmlDeviceGetUtilizationRates(handle).gpu)),
-        pids=_cell(lambda: _pids(handle)),
-        recovery_action=_cell(lambda: _recovery_action(handle)),
-        link_gen=_cell(lambda: int(pynvml.nvmlDeviceGetCurrPcieLinkGeneration(handle))),
-        max_link_gen=_cell(lambda: int(pynvml.nvmlDeviceGetMaxPcieLinkGeneration(handle))),
-        link_width=_cell(lambda: int(pynvml.nvmlDeviceGetCurrPcieLinkWidth(handle))),
-    )
+    total, used = ({"value": size} for size in memory["value"]) if "value" in memory else (memory, memory)
+    return {
+        "address": address,
+        "index": index,
+        "minor": _cell(lambda: int(pynvml.nvmlDeviceGetMinorNumber(handle))),
+        "uuid": _cell(lambda: _text(pynvml.nvmlDeviceGetUUID(handle))),
+        "name": _cell(lambda: _text(pynvml.nvmlDeviceGetName(handle))),
+        "serial": _cell(lambda: _text(pynvml.nvmlDeviceGetSerial(handle))),
+        "persistence_mode": _cell(lambda: bool(pynvml.nvmlDeviceGetPersistenceMode(handle))),
+        "power_limit": _cell(lambda: int(pynvml.nvmlDeviceGetPowerManagementLimit(handle))),
+        "power_limit_range": _cell(
+            lambda: _pair(pynvml.nvmlDeviceGetPowerManagementLimitConstraints(handle))
+        ),
+        "memory_total": total,
+        "memory_used": used,
+        "utilization": _cell(lambda: int(pynvml.nvmlDeviceGetUtilizationRates(handle).gpu)),
+        "pids": _cell(lambda: _pids(handle)),
+        "recovery_action": _cell(lambda: _recovery_action(handle)),
+        "link_gen": _cell(lambda: int(pynvml.nvmlDeviceGetCurrPcieLinkGeneration(handle))),
+        "max_link_gen": _cell(lambda: int(pynvml.nvmlDeviceGetMaxPcieLinkGeneration(handle))),
+        "link_width": _cell(lambda: int(pynvml.nvmlDeviceGetCurrPcieLinkWidth(handle))),
+    }
 
 
 def sysfs_address(bus_id: str) -> str:
@@ -152,16 +154,16 @@ def _recovery_action(handle: Any) -> int:
     return int(field.value.uiVal)
 
 
-def _cell(read: Callable[[], T]) -> Cell[T]:
+def _cell(read: Callable[[], Any]) -> Json:
     try:
-        return Cell(value=read())
+        return {"value": read()}
     except pynvml.NVMLError as error:
-        return Cell(fault=_fault(error))
+        return {"fault": _fault(error)}
 
 
-def _fault(error: Any) -> Fault:
+def _fault(error: Any) -> Json:
     # By number only: NVMLError cannot be hashed, and comparing it with another exception raises.
-    return Fault(code=int(error.value), text=str(error))
+    return {"code": int(error.value), "text": str(error)}
 
 
 def _text(value: str | bytes) -> str:

@@ -4,7 +4,6 @@ Persistence mode leaves no trace here: it is NVML's to tell, and counts as a hol
 """
 
 import asyncio
-import os
 import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -13,12 +12,11 @@ from agent.core.fact import Fact, Known, Unknown, value_or
 from agent.core.observation import Holder
 from agent.host.device_nodes import VFIO_DEVICE, DeviceNodes, read_device_nodes
 from agent.host.holder_owner import is_virtual_machine, owner_of
+from agent.host.kernel_calls import KernelCalls
+from agent.host.process_files import EndingError, ProcessFiles, check_ending
 from agent.host.reading import names_in, read_int, read_link_name, read_text
 from agent.host.scan import Scan
 
-_NVIDIA_MAJOR = 195
-_NVIDIA_SHARED = {255: "/dev/nvidiactl", 254: "/dev/nvidia-modeset"}
-_INTERESTING = ("/dev/nvidia", "/dev/vfio/", "/dev/dri/", "/dev/snd/")
 _HOST_PID_NAMESPACE = "pid:[4026531836]"  # PROC_PID_INIT_INO, fixed in the kernel
 # nvidia's own parts hold its use count merely by being loaded; only their users tell something.
 _HARMLESS_USERS = ("nvidia_uvm", "nvidia_modeset")
@@ -35,6 +33,7 @@ class ProcHolders:
         self._alone = alone or asyncio.Lock()
         self._proc = root / "proc"
         self._scan: Scan[Mapping[str, Fact[tuple[Holder, ...]]]] = Scan("holder scan")
+        self._maps = KernelCalls("memory map of a process")
 
     async def read(self, addresses: Iterable[str]) -> Mapping[str, Fact[tuple[Holder, ...]]]:
         wanted = tuple(addresses)
@@ -45,17 +44,37 @@ class ProcHolders:
         nodes = read_device_nodes(self._root)
         held: dict[str, list[Holder]] = {address: [] for address in wanted}
         blind = self._blind_spot()
+        found, unseen = self._device_paths()
+        for pid, paths in found.items():
+            self._add_process(pid, sorted(paths), nodes, held)
+        for address in wanted:
+            held[address] += self._kernel_holders(address, nodes)
+        return {address: _verdict(tuple(holders), blind or unseen) for address, holders in held.items()}
+
+    def _device_paths(self) -> tuple[dict[int, set[str]], str]:
+        """Device paths that each process has open or mapped, and why there may be more; "" where there are not."""
+        files = ProcessFiles(self._root)
+        found: dict[int, set[str]] = {}
+        ending, unseen = [], ""
         for name in names_in(self._proc):
             if name.isdecimal():
                 try:
-                    self._add_process(int(name), nodes, held)
+                    found[int(name)] = files.opened(self._proc / name)
                 except PermissionError:
-                    blind = blind or f"open files of process {name} and others cannot be seen: need root"
+                    unseen = unseen or f"open files of process {name} and others cannot be seen: need root"
+                except EndingError:
+                    ending.append(self._proc / name)
                 except OSError:
                     continue  # the process has ended
-        for address in wanted:
-            held[address] += self._kernel_holders(address, nodes)
-        return {address: _verdict(tuple(holders), blind) for address, holders in held.items()}
+        maps = self._maps.read_each(map(str, found), lambda name: _mapped(files, self._proc / name))
+        for pid in found:
+            mapped = maps.get(str(pid), f"the memory map of process {pid} cannot be seen: it does not answer")
+            if isinstance(mapped, str):
+                unseen = unseen or mapped
+            else:
+                found[pid] |= mapped
+        unseen = unseen or next(filter(None, map(_still_ending, ending)), "")
+        return {pid: paths for pid, paths in found.items() if paths}, unseen
 
     def _blind_spot(self) -> str:
         namespace = value_or(read_link_name(self._proc / "self/ns/pid"), _HOST_PID_NAMESPACE)
@@ -63,11 +82,10 @@ class ProcHolders:
             return "this is not the host's pid namespace, so processes outside it cannot be seen"
         return ""
 
-    def _add_process(self, pid: int, nodes: DeviceNodes, held: dict[str, list[Holder]]) -> None:
+    def _add_process(
+        self, pid: int, paths: list[str], nodes: DeviceNodes, held: dict[str, list[Holder]]
+    ) -> None:
         process = self._proc / str(pid)
-        paths = sorted(_open_paths(process / "fd"))
-        if not paths:
-            return
         command = value_or(read_text(process / "comm"), "")
         owner = owner_of(value_or(read_text(process / "cgroup"), ""))
         kind = "vm" if is_virtual_machine(command) or owner.container.startswith("VM ") else "process"
@@ -105,39 +123,23 @@ class ProcHolders:
         return holders
 
 
-def _open_paths(directory: Path) -> set[str]:
-    """Device paths among a process's open files. Raises PermissionError, or OSError when the process has ended."""
-    paths: set[str] = set()
-    for name in os.listdir(directory):  # noqa: PTH208 - tens of thousands of entries on a busy host
-        try:
-            target = os.readlink(directory / name)  # noqa: PTH115
-        except FileNotFoundError:
-            continue
-        path = target.removesuffix(" (deleted)")
-        if path == VFIO_DEVICE:
-            paths.add(_vfio_device(directory.parent / "fdinfo" / name))
-        elif path.startswith("/dev/"):
-            path = _nvidia_by_number(directory / name) or path
-            if path.startswith(_INTERESTING) and path != "/dev/vfio/vfio":
-                paths.add(path)
-    return paths
-
-
-def _nvidia_by_number(link: Path) -> str:
-    """The node's true name by its device number: a container may have mounted /dev/nvidia4 as nvidia0."""
+def _still_ending(process: Path) -> str:
+    """Most are gone by the end of the scan. One that is not waits for something, such as a driver."""
     try:
-        number = link.stat().st_rdev
+        check_ending(process)
+    except EndingError as ending:
+        return str(ending)
+    return ""
+
+
+def _mapped(files: ProcessFiles, process: Path) -> set[str] | str:
+    """Why not, where it cannot be seen."""
+    try:
+        return files.mapped(process)
+    except PermissionError:
+        return f"what process {process.name} and others have mapped cannot be seen: need root (CAP_SYS_ADMIN)"
     except OSError:
-        return ""
-    if os.major(number) != _NVIDIA_MAJOR:
-        return ""
-    return _NVIDIA_SHARED.get(os.minor(number), f"/dev/nvidia{os.minor(number)}")
-
-
-def _vfio_device(fdinfo: Path) -> str:
-    """Newer kernels name the device of a vfio-device file in its fdinfo."""
-    match = re.search(r"^vfio-device-syspath:\s*\S*/(\S+)$", value_or(read_text(fdinfo), ""), re.MULTILINE)
-    return f"{VFIO_DEVICE} {match[1]}" if match else VFIO_DEVICE
+        return set()  # the process has ended
 
 
 def _held_functions(paths: list[str], nodes: DeviceNodes) -> list[tuple[str, str]]:

@@ -10,14 +10,17 @@ from pathlib import Path
 
 from agent.core.boot import split_cmdline
 from agent.core.fact import Absent, Fact, Known, Unknown, say
-from agent.core.observation import Initramfs, Module, Platform
+from agent.core.observation import Initramfs, Module, NvidiaNodes, Platform
+from agent.host.attribute_write import AttributeWriter
 from agent.host.boot_loader import read_boot, refresh_boot_loader
 from agent.host.command import run_command
+from agent.host.file_calls import FileCalls
 from agent.host.initramfs import InitramfsReader
-from agent.host.kernel_calls import KernelCalls, write_attribute
 from agent.host.manager import ServiceManager
 from agent.host.modprobe import load
 from agent.host.modprobe_options import read_module_options, read_option_files
+from agent.host.modules_load import read_modules_load
+from agent.host.nvidia_nodes import make_nvidia_nodes, read_nvidia_nodes
 from agent.host.nvidia_version import module_version
 from agent.host.reading import convert, names_in, read_text, unreadable
 from agent.host.scan import Scan
@@ -40,6 +43,8 @@ PARAMETERS_OF = (
 )
 _SYSTEMCTL_DEADLINE = 10.0
 _WRITE_DEADLINE = 10.0
+_READ_DEADLINE = 10.0
+_NODES_DEADLINE = 2.0
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
 
 
@@ -61,13 +66,25 @@ class ProcPlatform:
         self._manager = manager
         self._modules_named = modules
         self._version: Fact[str] | None = None  # of systemd, once it is known: asking costs a process
-        self._calls = KernelCalls("module parameter")
+        self._writer = AttributeWriter()
         self._scan: Scan[Platform] = Scan("platform scan")
+        self._files = FileCalls("boot files")
         self._initramfs = InitramfsReader(root)
 
     async def read(self) -> Platform:
-        platform, systemd = await asyncio.gather(self._scan.run(self._read), self._systemd())
-        return replace(platform, systemd=systemd, initramfs=await self._read_initramfs(platform))
+        platform, systemd, nodes = await asyncio.gather(
+            self._scan.run(self._read), self._systemd(), self._nvidia_nodes()
+        )
+        initramfs = await self._read_initramfs(platform)
+        return replace(platform, systemd=systemd, nvidia_nodes=nodes, initramfs=initramfs)
+
+    async def _nvidia_nodes(self) -> Fact[NvidiaNodes]:
+        """By itself: what the driver shows of a GPU in /proc may wait for ever behind one that is stuck."""
+        where = str(self._root / "proc/driver/nvidia")
+        try:
+            return await self._files.run(where, lambda: read_nvidia_nodes(self._root), _NODES_DEADLINE)
+        except OSError as error:
+            return Unknown(f"{where}: {error.strerror or error}")
 
     async def _read_initramfs(self, platform: Platform) -> Fact[Initramfs]:
         if not isinstance(platform.kernel_release, Known):
@@ -77,14 +94,18 @@ class ProcPlatform:
     async def load_module(self, name: str) -> None:
         await load(name, self._root, self._manager)
 
+    async def make_device_nodes(self) -> None:
+        await make_nvidia_nodes(await self._nvidia_nodes(), self._root, self._manager)
+
     async def set_module_parameter(self, module: str, parameter: str, value: str) -> None:
         if not _NAME.fullmatch(module) or not _NAME.fullmatch(parameter):
             raise OSError(errno.EINVAL, f"no module or no parameter: {module!r}, {parameter!r}")
         path = self._root / "sys/module" / module.replace("-", "_") / "parameters" / parameter
-        await self._calls.run(f"{module}.{parameter}", lambda: write_attribute(path, value), _WRITE_DEADLINE)
+        await self._writer.write(f"{module}.{parameter}", path, value, _WRITE_DEADLINE)
 
     async def refresh_boot_loader(self) -> None:
-        loader = (await asyncio.to_thread(read_boot, self._root)).loader
+        boot = await self._files.run("/boot", lambda: read_boot(self._root), _READ_DEADLINE)
+        loader = boot.loader
         if self._manager is None or not isinstance(loader, Known):
             raise OSError(errno.EOPNOTSUPP, f"no boot loader can be refreshed here: {say(loader)}")
         await refresh_boot_loader(loader.value, self._manager)
@@ -107,6 +128,7 @@ class ProcPlatform:
             next_cmdline=boot.next_cmdline,
             configured_cmdline=boot.configured_cmdline,
             boot_sources=boot.sources,
+            modules_load=read_modules_load(self._root),
         )
 
     def _modules(self) -> Fact[Mapping[str, Module]]:

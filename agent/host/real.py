@@ -66,7 +66,7 @@ def real_host(root: Path = Path("/"), modules: Callable[[], Iterable[str]] = tup
         nvml=nvml,
         holders=ProcHolders(root, alone),
         kernel_log=Kmsg(root),
-        targets=_targets(root, nvml, manager),
+        targets=_targets(root, nvml, manager, alone),
         inference=HttpInference(clock),
         p2p_test=RefusedP2PTest(),
     )
@@ -78,16 +78,26 @@ def real_ports(root: Path = Path("/")) -> Ports:
     return real_host(root).ports
 
 
-def _targets(root: Path, nvml: NvmlPort, manager: ServiceManager) -> Callable[[str], TargetPort]:
-    local = LocalTarget(root, nvml, manager)
+def _targets(
+    root: Path, nvml: NvmlPort, manager: ServiceManager, alone: asyncio.Lock
+) -> Callable[[str], TargetPort]:
+    containers: list[CommandTarget] = []
+
+    def reloaded() -> None:
+        for container in containers:
+            container.devices_may_be_gone()
+
+    local = LocalTarget(root, nvml, manager, reloaded)
 
     @cache  # one object for each, as long as the agent runs: it remembers what it learned
     def target(name: str) -> TargetPort:
         if name == "host":
             return local
         try:
-            return CommandTarget(name, prefix_for(name))
+            found = CommandTarget(name, prefix_for(name), alone=alone, root=root)
         except OSError as error:
             return NoTarget(name, error.strerror or str(error))
+        containers.extend([found] if name.startswith("lxc:") else [])
+        return found
 
     return target

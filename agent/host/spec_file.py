@@ -8,11 +8,13 @@ import time
 from pathlib import Path
 
 from agent.core.errors import SpecError
+from agent.host.file_calls import FileCalls
 from agent.host.symlinks import entries_to
 from agent.ports import SpecText
 
 MAX_BYTES = 64 * 1024
 SETTLE = 0.1  # seconds without a write before a file that was just written is taken
+DEADLINE = 10.0  # seconds for one look at it
 _ATTEMPTS = 30
 
 
@@ -24,11 +26,14 @@ class FileSpecSource:
         self._strict = strict
         self._owner = owner
         self._settle = settle
+        self._files = FileCalls("the spec")
 
     async def read(self) -> SpecText:
-        """Raises OSError when it is missing, unreadable or never still; SpecError for its owner, mode, size or text."""
+        """Raises OSError when it is missing, unreadable or never still; TimeoutError when its file system does not answer;
+        SpecError for its owner, mode, size or text.
+        """
         for _ in range(_ATTEMPTS):
-            data = await asyncio.to_thread(self._read_once)
+            data = await self._files.run(str(self._path), self._read_once, DEADLINE)
             if data is not None:
                 return SpecText(self._decode(data), str(self._path))
             await asyncio.sleep(self._settle)

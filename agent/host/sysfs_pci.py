@@ -2,17 +2,20 @@
 
 import errno
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 from agent.core.fact import Absent, Fact, Known, Unknown, value_or
 from agent.core.observation import NOT_READ, IommuGroup, Pci, PciFunction
+from agent.host.attribute_read import AttributeReader
+from agent.host.attribute_write import AttributeWriter
 from agent.host.config_space import read_acs_ctl, read_serial
-from agent.host.kernel_calls import KernelCalls, write_attribute
+from agent.host.kernel_calls import KernelCalls
 from agent.host.manager import ServiceManager
 from agent.host.reading import PCI_ADDRESS, convert, names_in, read_int, read_link_name, read_text
 from agent.host.scan import Scan
 from agent.host.unbind_units import UnbindUnits
+from agent.ports import START_WITHIN
 
 _IORESOURCE_MEM = 0x200
 _IORESOURCE_UNSET = 0x20000000
@@ -24,20 +27,12 @@ _BUSY = Unknown("the kernel does not answer: somebody keeps the device's lock", 
 _OFF_PATH = Unknown("not read: no display device is behind this bridge", "NotObserved")
 
 
-@dataclass(frozen=True, slots=True)
-class _Locked:
-    """Attributes that are read under the device's lock, or that wait while it is being reset."""
-
-    driver_override: Fact[str]
-    sriov_numvfs: Fact[int]
-    serial: Fact[str]
-
-
 class SysfsPci:
     """``PciPort`` over /sys. Reads need no root, except for serial numbers and ACS bits; unbinding needs ``manager``.
 
     A device whose unbind is pending, or that somebody else's call keeps locked, is neither written to nor asked for
-    what needs the lock: the thread that did would stay in the kernel, and the agent could not be ended.
+    what needs the lock, and what may wait for a lock is done by a child that can be left behind: a thread that did
+    would stay in the kernel, and the agent could not be ended.
     """
 
     def __init__(self, root: Path = Path("/"), manager: ServiceManager | None = None) -> None:
@@ -45,9 +40,12 @@ class SysfsPci:
         self._probe_file = root / "sys/bus/pci/drivers_probe"
         self._slots = root / "sys/bus/pci/slots"
         self._groups = root / "sys/kernel/iommu_groups"
+        self._nvidia_gpus = root / "proc/driver/nvidia/gpus"
         self._scan: Scan[Pci] = Scan("PCI scan")
         self._link: Scan[Fact[str]] = Scan("driver link")
-        self._calls = KernelCalls("PCI device")
+        self._calls = KernelCalls("config space")
+        self._reader = AttributeReader()
+        self._writer = AttributeWriter()
         self._unbinds = UnbindUnits(root, manager)
         # Reading config space can wake a sleeping card, so it is read once in the life of a sysfs device:
         # one that is removed and found again has another inode.
@@ -66,8 +64,8 @@ class SysfsPci:
             address, self._devices / address / "driver_override", f"{driver}\n", _WRITE_DEADLINE
         )
 
-    async def start_unbind(self, address: str, driver: str) -> None:
-        await self._unbinds.start(address, driver)
+    async def start_unbind(self, address: str, driver: str, within: float = START_WITHIN) -> None:
+        await self._unbinds.start(address, driver, within)
 
     async def unbind_state(self, address: str) -> str:
         return await self._unbinds.state(address)
@@ -78,20 +76,16 @@ class SysfsPci:
 
     async def set_group_type(self, group: int, group_type: str) -> None:
         path = self._groups / str(group) / "type"
-        await self._calls.run(
-            f"IOMMU group {group}", lambda: write_attribute(path, group_type), _WRITE_DEADLINE
-        )
+        await self._writer.write(f"IOMMU group {group}", path, group_type, _WRITE_DEADLINE)
 
     async def _write(self, address: str, path: Path, text: str, deadline: float) -> None:
         if not PCI_ADDRESS.fullmatch(address):
             raise OSError(errno.EINVAL, f"{address!r} is no PCI address")
-
-        def write() -> None:
-            if self._unbinds.is_pending(address):
-                raise OSError(errno.EBUSY, f"an unbind of {address} has not returned", str(path))
-            write_attribute(path, text)
-
-        await self._calls.run(address, write, deadline)
+        if self._unbinds.is_pending(address):
+            raise OSError(errno.EBUSY, f"an unbind of {address} has not returned", str(path))
+        if self._reader.is_stuck(address) or self._calls.is_stuck(address):
+            raise OSError(errno.EBUSY, f"an earlier read of {address} has not returned", str(path))
+        await self._writer.write(address, path, text, deadline)
 
     def _read(self) -> Pci:
         if not self._devices.is_dir():
@@ -104,36 +98,39 @@ class SysfsPci:
             function = self._function(address, slots) if PCI_ADDRESS.fullmatch(address) else None
             if function is not None:
                 found[address] = function
-        pending = self._unbinds.pending()
+        pending = tuple(sorted({*self._unbinds.pending(), *self._not_let_go(found)}))
         found = self._with_locked(found, pending)
         on_path = {b for f in found.values() if f.class_code >> 16 == 0x03 for b in f.bridges}
         for address in on_path & found.keys():
             found[address] = replace(found[address], acs_ctl=read_acs_ctl(self._devices / address / "config"))
         return Pci(functions=found, groups=self._read_groups(), pending_unbinds=pending)
 
+    def _not_let_go(self, found: Mapping[str, PciFunction]) -> list[str]:
+        """The driver link goes before NVIDIA's remove() is called, and the driver's own directory when it is done."""
+        known = (found.get(address) for address in names_in(self._nvidia_gpus))
+        return [f.address for f in known if f is not None and isinstance(f.driver, Absent)]
+
     def _with_locked(
         self, found: Mapping[str, PciFunction], pending: tuple[str, ...]
     ) -> dict[str, PciFunction]:
-        read = self._calls.read_each((a for a in found if a not in pending), lambda a: self._locked(found[a]))
+        overrides = {a: _PENDING if a in pending else self._override(a) for a in found}
+        free = (a for a in found if overrides[a] not in (_PENDING, _BUSY))
+        serials = self._calls.read_each(free, lambda a: self._serial(found[a]))
         told: dict[str, PciFunction] = {}
         for address, function in found.items():
             why = _PENDING if address in pending else _BUSY
-            seen = read.get(address) or _Locked(why, why, self._known_serial(function) or why)
-            told[address] = replace(
-                function,
-                driver_override=seen.driver_override,
-                sriov_numvfs=seen.sriov_numvfs,
-                serial=seen.serial,
-            )
+            serial = serials.get(address) or self._known_serial(function) or why
+            told[address] = replace(function, driver_override=overrides[address], serial=serial)
         return told
 
-    def _locked(self, function: PciFunction) -> _Locked:
-        path = self._devices / function.address
-        return _Locked(
-            convert(read_text(path / "driver_override"), _override),
-            read_int(path / "sriov_numvfs"),
-            self._known_serial(function) or self._read_serial(path),
-        )
+    def _override(self, address: str) -> Fact[str]:
+        if self._writer.is_stuck(address) or self._calls.is_stuck(address):
+            return _BUSY
+        fact = self._reader.read(address, self._devices / address / "driver_override")
+        return _BUSY if fact is None else convert(fact, _override)
+
+    def _serial(self, function: PciFunction) -> Fact[str]:
+        return self._known_serial(function) or self._read_serial(self._devices / function.address)
 
     def _function(self, address: str, slots: Mapping[str, str]) -> PciFunction | None:
         """None: the device went away while it was being read."""

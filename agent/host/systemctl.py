@@ -14,6 +14,10 @@ _DEADLINE = 10.0
 RELOAD_DEADLINE = 60.0  # the answer comes when PID 1 has read every unit anew
 _POLL = 0.1
 _SETTLE = 5.0
+_NO_ANSWER = (
+    "timed out", "Connection reset", "Connection closed", "Broken pipe", "not connected", "Remote peer disconnected",
+    "did not receive a reply", "Did not receive a reply",
+)  # fmt: skip
 _NOT_LOADED = ("not loaded", "not-found", "could not be found", "not found", "No such process")
 
 
@@ -49,7 +53,12 @@ class SystemctlManager:
         words = run_words(command)
         await self._clear(command.unit)
         await self._done(*words)
-        if not await self._until(command.unit, gone=False):
+        try:
+            begun = await self._until(command.unit, gone=False)
+        except OSError as error:
+            text = f"{command.unit} was queued, and nothing tells whether it started: {error}"
+            raise TimeoutError(text) from error
+        if not begun:
             raise TimeoutError(f"{command.unit} was queued and did not start within {_SETTLE:g} s")
 
     async def _clear(self, name: str) -> None:
@@ -88,9 +97,14 @@ class SystemctlManager:
 
 
 def _failure(words: tuple[str, ...], done: Finished) -> OSError:
-    """systemctl's own words; status 4 is its "no permission", 5 its "no such unit" (man 1 systemctl)."""
+    """systemctl's own words; status 4 is its "no permission", 5 its "no such unit" (man 1 systemctl).
+
+    What it was asked for may come to pass after a TimeoutError or a ConnectionError.
+    """
     text = done.stderr.strip().splitlines()[-1][:200] if done.stderr.strip() else f"status {done.status}"
     number = {4: errno.EACCES, 5: errno.ENOENT}.get(done.status, errno.EIO)
     if "Access denied" in text or "authentication required" in text:
         number = errno.EACCES
+    if any(word in text for word in _NO_ANSWER):
+        number = errno.ETIMEDOUT
     return OSError(number, f"{' '.join(words[:2])} {words[-1]}: {text}")

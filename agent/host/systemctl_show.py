@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from agent.core.observation import Unit
+from agent.core.quantity import whole_number
 from agent.host.command import run_command
 from agent.host.reading import names_in
 
@@ -36,8 +37,7 @@ def parse_properties(text: str) -> dict[str, str]:
 
 def parse_unit(name: str, properties: Mapping[str, str], pids: tuple[int, ...]) -> Unit:
     def number(key: str) -> int:
-        value = properties.get(key, "")
-        return int(value) if value.isdecimal() else 0
+        return whole_number(properties.get(key, "")) or 0
 
     return Unit(
         name=properties.get("Id") or name,

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from agent.core.observation import Unit
-from agent.host.bus_connection import SOCKET, SYSTEMD, BusConnection
+from agent.host.bus_connection import SOCKET, SYSTEMD, BusConnection, NoSuchUnitError
 from agent.host.manager import ServiceManager, TransientCommand
 from agent.host.systemctl import SystemctlManager
 from agent.host.systemctl_show import cgroup_pids, unread_drop_ins
@@ -43,7 +43,7 @@ class BusManager:
                 self._properties(path, UNIT),
                 self._properties(path, SERVICE) if name.endswith(".service") else _nothing(),
             )
-        except FileNotFoundError:
+        except NoSuchUnitError:
             return Unit(name, load_state="not-found", active_state="inactive", sub_state="dead")
         own = str(general.get("Id", name))
         unread = unread_drop_ins(self._root, (name, own), general.get("DropInPaths", ()))
@@ -70,11 +70,11 @@ class BusManager:
         await self._manager("StopUnit", "ss", [name, "replace"])
 
     async def kill(self, name: str) -> None:
-        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+        with contextlib.suppress(NoSuchUnitError, ProcessLookupError):
             await self._manager("KillUnit", "ssi", [name, "all", 9])
 
     async def reset_failed(self, name: str) -> None:
-        with contextlib.suppress(FileNotFoundError):
+        with contextlib.suppress(NoSuchUnitError):
             await self._manager("ResetFailedUnit", "s", [name])
 
     async def run(self, command: TransientCommand) -> None:
@@ -102,7 +102,7 @@ class BusManager:
         if state[0] == "failed":
             await self.reset_failed(name)
         elif state == ("active", "exited"):
-            with contextlib.suppress(FileNotFoundError):
+            with contextlib.suppress(NoSuchUnitError):
                 await self.stop(name)
         elif state[0] != "inactive":
             raise OSError(errno.EBUSY, f"{name} still runs ({state[0]}, {state[1]}); another was not started")
@@ -110,7 +110,11 @@ class BusManager:
 
     async def _begun(self, name: str) -> None:
         """The job was queued; the unit is inactive until systemd takes it up."""
-        if not await self._until(lambda found: found is not None and found[0] != "inactive", name):
+        try:
+            begun = await self._until(lambda found: found is not None and found[0] != "inactive", name)
+        except OSError as error:
+            raise TimeoutError(f"{name} was queued, and nothing tells whether it started: {error}") from error
+        if not begun:
             raise TimeoutError(f"{name} was queued and did not start within {_SETTLE:g} s")
 
     async def _until(self, holds: Callable[[tuple[str, str] | None], bool], name: str) -> bool:
@@ -127,7 +131,7 @@ class BusManager:
         try:
             (path,) = await self._manager("GetUnit", "s", [name])
             found = await self._properties(path, UNIT)
-        except FileNotFoundError:
+        except NoSuchUnitError:
             return None
         return None if found["LoadState"] == "not-found" else (found["ActiveState"], found["SubState"])
 

@@ -6,6 +6,7 @@ import secrets
 from collections.abc import Sequence
 
 from agent.host.command import ExpiredError, run_command
+from agent.host.entering import entering
 from agent.host.target_script import Call, Part, last_words, parts, quoted, script
 
 READ_DEADLINE = (
@@ -14,7 +15,8 @@ READ_DEADLINE = (
 WRITE_DEADLINE = 20.0
 _GATHER = 0.01  # seconds that a first question waits for others
 _LAST = "exists"  # of models, on a file server that may be gone: what may hang comes last, and holds up nobody's answer
-_OUTPUT_LIMIT = 48 << 20
+_OUTPUT_LIMIT = 8 << 20  # bytes: the largest file, in base64, and as much again as the other answers need
+_ERROR_LIMIT = 64 << 10
 
 
 class Batch:
@@ -67,19 +69,27 @@ class Batch:
 
     async def _run(self, calls: Sequence[Call], deadline: float) -> list[Part | OSError]:
         mark = f"part-{secrets.token_hex(16)}"
-        argv = (*self._prefix, "sh", "-s")
+        there = entering(self._prefix)
+        tool = there.argv[0]
         found: dict[int, Part] = {}
         try:
-            done = await run_command(argv, deadline, stdin=script(mark, calls), limit=_OUTPUT_LIMIT)
+            done = await run_command(
+                there.argv, deadline, stdin=script(mark, calls), limit=_OUTPUT_LIMIT, error_limit=_ERROR_LIMIT
+            )
+        except asyncio.CancelledError:
+            await there.give_up()
+            raise
         except ExpiredError as error:
+            await there.give_up()
             found = parts(mark, error.stdout, error.stderr)
             late = f"{self._name} did not answer within {deadline:g} s"
             missing: OSError = TimeoutError(errno.ETIMEDOUT, late)
         except OSError as error:
-            missing = OSError(error.errno or errno.EIO, f"{self._name}: {argv[0]}: {error.strerror or error}")
+            await there.give_up()  # one that never stops talking
+            missing = OSError(error.errno or errno.EIO, f"{self._name}: {tool}: {error.strerror or error}")
         else:
             found = parts(mark, done.stdout, done.stderr)
-            words = last_words(mark, done.stderr) or f"{argv[0]} ended with status {done.status}"
+            words = last_words(mark, done.stderr) or f"{tool} ended with status {done.status}"
             missing = OSError(errno.EHOSTUNREACH, f"{self._name}: {words}")
         return [found.get(number, missing) for number in range(len(calls))]
 

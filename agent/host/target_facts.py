@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from agent.core.fact import Absent, Fact, Known, Unknown
 from agent.core.observation import TargetFacts
+from agent.core.quantity import whole_number
 from agent.host.nvidia_version import version_among
 from agent.host.nvml import CODES
 from agent.host.target_script import NOT_THERE, Part
@@ -70,10 +71,10 @@ def _shm(lines: list[str]) -> Fact[int]:
     """From blocks and their size, as statvfs has them."""
     if not lines:
         return Absent("no /dev/shm")
-    words = lines[0].split()
-    if len(words) != 2 or not all(word.isdecimal() for word in words):
-        return Unknown(f"cannot make sense of {lines[0][:80]!r}", "Unparsable")
-    return Known(int(words[0]) * int(words[1]))
+    match [whole_number(word) for word in lines[0].split()]:
+        case [int(blocks), int(size)]:
+            return Known(blocks * size)
+    return Unknown(f"cannot make sense of {lines[0][:80]!r}", "Unparsable")
 
 
 def nvml_fact(part: Part) -> Fact[str]:

@@ -1,11 +1,11 @@
 """From a target's name to the command that gets there, and to the address at which its ports are."""
 
 import errno
-import ipaddress
 import re
 import shutil
-from collections.abc import Iterable
 from pathlib import Path
+
+from agent.host.entering import STARTER
 
 # user@host as ssh and a URL both take it; nothing that begins with "-" is an option's look-alike.
 _SSH = re.compile(
@@ -22,14 +22,14 @@ _SSH_OPTIONS = (
 # Entering a container takes capabilities that the agent's own sandbox lacks, so PID 1 starts what does it. It is
 # ended there, too, when the agent has given it up; and its start and end are not worth two lines of the journal.
 BY_PID_1 = (
-    "systemd-run",
+    STARTER,
     "--quiet",
     "--pipe",
     "--wait",
     "--collect",
     "--service-type=exec",
     "--property=LogLevelMax=warning",
-    "--property=RuntimeMaxSec=30",
+    "--property=RuntimeMaxSec=70",  # beyond the longest deadline, which a reload has
     "--property=TimeoutStopSec=5",
     "--",
 )
@@ -53,21 +53,6 @@ def host_of(name: str) -> str:
     """The host of ``ssh:user@host`` as a URL has it; "" where the name has none."""
     match = _SSH.fullmatch(name.removeprefix("ssh:")) if name.startswith("ssh:") else None
     return "" if match is None else _in_url(match["host"])
-
-
-def first_address(words: Iterable[str]) -> str:
-    """The first address that others can reach, IPv4 before IPv6, as a URL has it; "" where there is none."""
-    found = []
-    for word in words:
-        try:
-            address = ipaddress.ip_address(word)
-        except ValueError:
-            continue
-        if not (
-            address.is_loopback or address.is_link_local or address.is_unspecified or address.is_multicast
-        ):
-            found.append(address)
-    return _in_url(str(min(found, key=lambda a: a.version))) if found else ""
 
 
 def _in_url(host: str) -> str:

@@ -9,9 +9,12 @@ import base64
 import binascii
 import errno
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from importlib.resources import files
+from itertools import pairwise
+
+from agent.core.quantity import whole_number
 
 NOT_THERE = 44  # the functions' status for what does not exist
 _FUNCTIONS = files("agent.host").joinpath("target_functions.sh").read_text()
@@ -48,32 +51,37 @@ def quoted(word: str) -> str:
 
 def parts(mark: str, stdout: str, stderr: str) -> dict[int, Part]:
     """The calls that were answered in full, by number; one that was cut short is left out."""
-    said = {number: "\n".join(lines).strip() for number, lines, _ in _sections(mark, stderr)}
+    said = {whole_number(word): body.replace("\r\n", "\n").strip() for word, body in _marked(mark, stderr)}
     found: dict[int, Part] = {}
-    for number, lines, ended in _sections(mark, stdout):
+    for (word, body), (following, _) in pairwise((*_marked(mark, stdout), ("", ""))):
+        number = whole_number(word)
+        if number is None or number in found or following != "end":
+            continue
         try:
-            output, _, status = base64.b64decode("".join(lines), validate=True).rpartition(b"\n")
-            if ended and number not in found:
-                found[number] = Part(int(status), output, said.get(number, ""))
+            data = base64.b64decode(body.replace("\r", "").replace("\n", ""), validate=True)
         except (binascii.Error, ValueError):
             continue
+        output, _, status = data.rpartition(b"\n")
+        if (ended := whole_number(status.decode(errors="replace"))) is not None:
+            found[number] = Part(ended, output, said.get(number, ""))
     return found
 
 
-def _sections(mark: str, text: str) -> list[tuple[int, list[str], bool]]:
-    """(number, lines, whether its end was marked), of everything between marks."""
-    sections: list[tuple[int, list[str], bool]] = []
-    for line in text.split("\n"):
-        word, _, rest = line.rstrip("\r").partition(" ")
-        if word != mark:
-            if sections and not sections[-1][2]:
-                sections[-1][1].append(line.rstrip("\r"))
-        elif rest == "end":
-            if sections:
-                sections[-1] = (*sections[-1][:2], True)
-        elif rest.isdecimal():
-            sections.append((int(rest), [], False))
-    return sections
+def _marked(mark: str, text: str) -> Iterator[tuple[str, str]]:
+    """Every mark's word, and all that stands below it up to the next. Not by lines: millions of empty ones are cheap
+    to send.
+    """
+    text, head = f"\n{text}", f"\n{mark} "
+    at = text.find(head)
+    while at >= 0:
+        below = text.find("\n", at + 1)
+        below = len(text) if below < 0 else below
+        following = text.find(head, below)
+        yield (
+            text[at + len(head) : below].rstrip("\r"),
+            text[below : len(text) if following < 0 else following],
+        )
+        at = following
 
 
 def last_words(mark: str, stderr: str) -> str:

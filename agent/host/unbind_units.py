@@ -7,18 +7,17 @@ units along with what they waited for.
 
 import errno
 import re
-import sys
+import time
 from pathlib import Path
 
 from agent.core.fact import value_or
 from agent.core.observation import Unit
+from agent.core.unbind_unit import CGROUP, SLICE, unit_name
+from agent.host.attribute_write import writer
 from agent.host.manager import ServiceManager, TransientCommand
 from agent.host.reading import PCI_ADDRESS, names_in, read_text
 from agent.host.systemctl_show import cgroup_directory, cgroup_pids
 
-SLICE = "gpu-host-agent-unbind.slice"
-# A dash in a slice's name is a level in the tree (systemd.slice(5)).
-_GROUP = "/gpu.slice/gpu-host.slice/gpu-host-agent.slice/gpu-host-agent-unbind.slice"
 _UNIT = re.compile(rf"gpu-host-agent-unbind-({PCI_ADDRESS.pattern})\.service")
 _DRIVER = re.compile(r"[\w-][\w .+-]*")
 
@@ -31,14 +30,6 @@ PROPERTIES = {
     "SendSIGKILL": "no",
 }
 
-_WRITER = """
-import os, sys
-try:
-    os.write(os.open(sys.argv[1], os.O_WRONLY), sys.argv[2].encode())
-except OSError as error:
-    sys.exit(error.errno)
-"""
-
 
 class UnbindUnits:
     """The unbinds that this agent, or one before it in this boot, has begun."""
@@ -49,14 +40,20 @@ class UnbindUnits:
 
     def pending(self) -> tuple[str, ...]:
         """Addresses whose unbind has not returned, by the cgroups alone. Raises OSError where those cannot be read."""
-        found = (_UNIT.fullmatch(name) for name in names_in(cgroup_directory(self._root, _GROUP)))
+        self._assert_cgroups()
+        found = (_UNIT.fullmatch(name) for name in names_in(cgroup_directory(self._root, CGROUP)))
         return tuple(match[1] for match in found if match and self._pids(match[1]))
 
     def is_pending(self, address: str) -> bool:
         return bool(self._pids(address))
 
-    async def start(self, address: str, driver: str) -> None:
-        """Raises OSError: EBUSY while an unbind of it has not returned, and whatever keeps systemd from starting one."""
+    async def start(self, address: str, driver: str, within: float) -> None:
+        """As ``PciPort.start_unbind``.
+
+        Raises OSError: EBUSY while an unbind of it has not returned, and whatever keeps systemd from starting one.
+        """
+        # That clock is the whole machine's, and PID 1's child reads the same.
+        not_after = time.clock_gettime(time.CLOCK_BOOTTIME) + within
         if self._manager is None:
             raise OSError(errno.EOPNOTSUPP, f"unbinding {address} needs systemd, and there is no way to it")
         if not PCI_ADDRESS.fullmatch(address) or not _DRIVER.fullmatch(driver):
@@ -64,7 +61,7 @@ class UnbindUnits:
         if self.is_pending(address):
             raise OSError(errno.EBUSY, f"an unbind of {address} has not returned")
         path = self._root / "sys/bus/pci/drivers" / driver / "unbind"
-        argv = (sys.executable, "-I", "-S", "-c", _WRITER, str(path), address)
+        argv = writer(path, address, not_after)
         await self._manager.run(
             TransientCommand(unit_name(address), argv, f"Unbind {address} from {driver}", PROPERTIES)
         )
@@ -96,11 +93,17 @@ class UnbindUnits:
 
     def _pids(self, address: str) -> tuple[int, ...]:
         # Not what the unit says of its cgroup: systemd forgets that of a unit it gave up, with the process still there.
-        return cgroup_pids(self._root, f"{_GROUP}/{unit_name(address)}")
+        self._assert_cgroups()
+        return cgroup_pids(self._root, f"{CGROUP}/{unit_name(address)}")
 
-
-def unit_name(address: str) -> str:
-    return f"gpu-host-agent-unbind-{address}.service"
+    def _assert_cgroups(self) -> None:
+        """Where systemd runs it has cgroups: not to see them is not to know, and not "none"."""
+        hierarchy = cgroup_directory(self._root, "")
+        if (self._root / "run/systemd/system").is_dir() and not (
+            (hierarchy / "cgroup.controllers").exists() or hierarchy.name == "systemd"
+        ):
+            text = f"no cgroups at {hierarchy}, where systemd keeps the unbinds that have not returned; mount them"
+            raise OSError(errno.ENOENT, text)
 
 
 def _how_it_failed(unit: Unit) -> str:

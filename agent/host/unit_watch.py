@@ -1,6 +1,7 @@
 """Units that change their state, as systemd's signals tell it. What only repeats what is known wakes nobody."""
 
 import asyncio
+import errno
 from collections.abc import AsyncGenerator, Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
@@ -14,6 +15,7 @@ _MANAGER = f"{SYSTEMD}.Manager"
 _PROPERTIES = "org.freedesktop.DBus.Properties"
 _INTERFACES = (f"{SYSTEMD}.Unit", f"{SYSTEMD}.Service")
 _TOLD_BY = ("ActiveState", "SubState", "MainPID")
+_NOWHERE = ""  # no object's path
 _LOOK = 2.0  # seconds until the set of units is asked for again
 _RELOADING = (
     f"type='signal',sender='{SYSTEMD}',path='{_MANAGER_PATH}',interface='{_MANAGER}',member='Reloading'"
@@ -121,20 +123,34 @@ async def _follow(
     for name in watched.keys() - wanted:
         await _unwatch(connection, watched.pop(name), states)
     for name in sorted(wanted - watched.keys()):
-        path = await _object_path(connection, name)
-        watched[name] = path
-        if path in states.known:
-            continue  # an alias of a unit that is watched already
-        states.known[path] = {}
+        try:
+            watched[name] = await _watch(connection, name, states)
+        except (ConnectionError, TimeoutError):
+            raise
+        except OSError as error:
+            if error.errno == errno.ENOTCONN:
+                raise
+            # systemd refuses this name, which whoever reads the unit is told. The others are watched all the same;
+            # it is asked again when systemd has read its files anew.
+            watched[name] = _NOWHERE
+
+
+async def _watch(connection: BusConnection, name: str, states: UnitStates) -> str:
+    """The object path of the unit, whose signals are heard from now on, and whose state is learned."""
+    (found_path,) = await connection.call(_MANAGER_PATH, _MANAGER, "LoadUnit", "s", [name])
+    path = str(found_path)
+    if path in states.known:
+        return path  # an alias of a unit that is watched already
+    states.known[path] = {}
+    try:
         await connection.add_match(_rule(path))
         for interface in _INTERFACES if name.endswith(".service") else _INTERFACES[:1]:
             (found,) = await connection.call(path, _PROPERTIES, "GetAll", "s", [interface])
             states.learn(path, {key: variant.value for key, variant in found.items()})
-
-
-async def _object_path(connection: BusConnection, name: str) -> str:
-    (path,) = await connection.call(_MANAGER_PATH, _MANAGER, "LoadUnit", "s", [name])
-    return str(path)
+    except OSError:
+        states.known.pop(path)  # whoever names it next begins anew; a match that is there twice does no harm
+        raise
+    return path
 
 
 async def _forget(connection: BusConnection, watched: dict[str, str], states: UnitStates) -> dict[str, str]:

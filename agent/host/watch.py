@@ -12,12 +12,14 @@ from pathlib import Path
 
 from watchfiles import awatch
 
+from agent.host.file_calls import FileCalls
 from agent.host.symlinks import entries_to
 
 _DEBOUNCE_MS = 400  # the longest a burst can put off its trigger
 _STEP_MS = 200  # a burst ends with this much quiet; the watching thread also wakes this often
 _LOOK_MS = 5000  # look at least this often, event or not
 _RETRY = 0.05
+_DEADLINE, _HUNG_PAUSE = 10.0, 5.0  # seconds
 
 State = tuple[tuple[str, int, int, int], ...]
 
@@ -33,16 +35,33 @@ class _Stop(asyncio.Event):
         return super().is_set() or self._outer.is_set()
 
 
+class _Looker:
+    """Looks at the files where that holds up nothing else: one may be on a file system that does not answer."""
+
+    def __init__(self, files: tuple[Path, ...]) -> None:
+        self._files = files
+        self._calls = FileCalls("watched files")
+
+    async def look(self) -> tuple[State, dict[Path, int]]:
+        """What is on the way to each file, and the directories to be watched for that. Waits for an answer."""
+        while True:
+            try:
+                return await self._calls.run(
+                    str(self._files[0]), lambda: (_look(self._files), _directories(self._files)), _DEADLINE
+                )
+            except OSError:
+                await asyncio.sleep(_HUNG_PAUSE)
+
+
 async def watch(paths: Iterable[Path], stop: asyncio.Event) -> AsyncIterator[None]:
     """Yields once for each burst of changes to any of the files, until ``stop`` is set.
 
     Works for files and directories that do not exist yet, or are deleted and come back: the nearest existing
-    parent is watched then.
+    parent is watched then. While the way to one of them does not answer, nothing is noticed of the others either.
     """
-    files = tuple(paths)
-    state = _look(files)
+    looker = _Looker(tuple(paths))
+    state, directories = await looker.look()
     while not stop.is_set():
-        directories = _directories(files)
         try:
             async with aclosing(
                 awatch(
@@ -57,17 +76,17 @@ async def watch(paths: Iterable[Path], stop: asyncio.Event) -> AsyncIterator[Non
                 )
             ) as hints:
                 async for _ in hints:
-                    now = _look(files)
+                    now, there = await looker.look()
                     if now != state:
                         state = now
                         yield
-                    if _directories(files) != directories:
+                    if there != directories:
                         break
         except (OSError, RuntimeError):
             # A directory went away between listing it and watching it, or the host is out of inotify watches
             # (a RuntimeError of watchfiles): looking goes on without hints.
             await asyncio.sleep(_RETRY)
-        now = _look(files)
+        now, directories = await looker.look()
         if now != state and not stop.is_set():
             state = now
             yield

@@ -2,22 +2,20 @@
 
 from dataclasses import replace
 
-from agent.core.boot import (
-    GRUB_DROP_IN,
-    LOADERS,
-    Loader,
-    Wish,
-    all_wishes,
+from agent.core.boot import GRUB_DROP_IN, LOADERS, Loader, Wish, all_wishes, split_cmdline
+from agent.core.boot_edit import (
+    dangerous,
     edited_cmdline,
     grub_drop_in,
     read_drop_in,
-    split_cmdline,
     unsafe,
+    unusable_cmdline,
     with_wishes,
 )
 from agent.core.errors import TransientError
 from agent.core.fact import Absent, Fact, Known, Unknown, value_or
 from agent.core.inputs import Inputs
+from agent.core.model import with_memory
 from agent.core.plan import Action, Disruption, Drift, Refusal, Stage
 from agent.core.spec import Spec
 from agent.ports import Ports
@@ -33,8 +31,35 @@ def boot_files(spec: Spec) -> tuple[str, ...]:
 
 
 def editing(inputs: Inputs) -> bool:
-    """The policy allows it, this host's loader is one that can be edited, and every argument can be written."""
-    return _edited(inputs) is not None and not unsafe(all_wishes(inputs.spec.platform))
+    """The policy allows it, this host's loader is one that can be edited, and nothing speaks against the edit."""
+    loader = _edited(inputs)
+    return loader is not None and _obstacle(inputs, loader) is None
+
+
+def owed(inputs: Inputs) -> bool:
+    """An edit of ours has begun, and the loader's own files are not known to have been made anew since."""
+    loader = _edited(inputs)
+    return loader is not None and inputs.memory.unrefreshed == loader.edited
+
+
+def _obstacle(inputs: Inputs, loader: Loader) -> tuple[str, str] | None:
+    """Why the agent leaves the file alone, and what an operator does instead."""
+    wishes = all_wishes(inputs.spec.platform)
+    by_hand = "edit the boot loader's files by hand"
+    if bad := unsafe(wishes):
+        step = f"{by_hand}, or write the argument without quotes and blanks"
+        return f"{bad[0][:40]!r} cannot be written to {loader.edited}", step
+    if risks := dangerous(wishes):
+        pattern, word = risks[0]
+        message = f"{pattern[:40]!r} under forbid would also take {word} away, which a boot may need"
+        return message, f"name the argument itself under forbid, or {by_hand}"
+    observed = inputs.obs.host_files.get(loader.edited)
+    if loader.edited == GRUB_DROP_IN or not wishes or not isinstance(observed, Known):
+        return None
+    if why := unusable_cmdline(observed.value):
+        step = f"mend {loader.edited}, as the boot loader's documentation says, and run {loader.refresh}"
+        return f"{loader.edited} is not edited: {why}", step
+    return None
 
 
 def _edited(inputs: Inputs) -> Loader | None:
@@ -69,13 +94,17 @@ def _needed(inputs: Inputs) -> tuple[Loader, str] | None:
     text = _text(inputs, loader)
     if not isinstance(text, Known):
         return None
-    if value_or(inputs.obs.host_files.get(loader.edited, Absent()), "") != text.value:
+    if not _written(inputs, loader, text.value):
         return loader, text.value
     following = inputs.obs.platform.next_cmdline
     lags = isinstance(following, Known) and any(
         not w.met(following.value) for w in all_wishes(inputs.spec.platform)
     )
-    return (loader, text.value) if lags else None
+    return (loader, text.value) if lags or owed(inputs) else None
+
+
+def _written(inputs: Inputs, loader: Loader, text: str) -> bool:
+    return value_or(inputs.obs.host_files.get(loader.edited, Absent()), "") == text
 
 
 def edit_drift(inputs: Inputs) -> list[Drift]:
@@ -83,7 +112,7 @@ def edit_drift(inputs: Inputs) -> list[Drift]:
     if needed is None:
         return []
     loader, text = needed
-    same = value_or(inputs.obs.host_files.get(loader.edited, Absent()), "") == text
+    same = _written(inputs, loader, text)
     observed = f"not yet in the boot loader's own files ({loader.refresh})" if same else "different"
     wanted = "as rendered" if text else "none"
     return [Drift("platform", "host", loader.edited, wanted, observed, "policy.bootFiles is edit")]
@@ -95,9 +124,14 @@ def edit_actions(inputs: Inputs) -> list[Action]:
         return []
     loader, text = needed
     wishes = all_wishes(inputs.spec.platform)
+    first = (
+        f"{'write' if text else 'remove'} {loader.edited}, then "
+        if not _written(inputs, loader, text)
+        else ""
+    )
     return [
         Action(
-            "platform", VERB, "host", f"{'write' if text else 'remove'} {loader.edited}, then run {loader.refresh}",
+            "platform", VERB, "host", f"{first}run {loader.refresh}",
             Stage.PREPARE, Disruption.NONE,
             params={
                 "path": loader.edited, "text": text,
@@ -114,10 +148,8 @@ def edit_refusals(inputs: Inputs) -> list[Refusal]:
     loader = _edited(inputs)
     if loader is None:
         return []
-    if bad := unsafe(all_wishes(inputs.spec.platform)):
-        message = f"{bad[0][:40]!r} cannot be written to {loader.edited}"
-        step = "edit the boot loader's files by hand, or write the argument without quotes and blanks"
-        return [Refusal("platform", "host", "NotRenderable", message, step, terminal=True)]
+    if (obstacle := _obstacle(inputs, loader)) is not None:
+        return [Refusal("platform", "host", "NotRenderable", *obstacle, terminal=True)]
     text = _text(inputs, loader)
     if isinstance(text, Unknown) and all_wishes(inputs.spec.platform):
         message = f"{loader.edited} is not edited: {text.reason}"
@@ -138,6 +170,7 @@ def predict_edit(action: Action, inputs: Inputs) -> Inputs:
     following = Known(after) if isinstance(platform.next_cmdline, Known) else platform.next_cmdline
     files = {**inputs.obs.host_files, path: Known(text) if text else Absent()}
     platform = replace(platform, configured_cmdline=Known(after), next_cmdline=following)
+    inputs = with_memory(inputs, unrefreshed="")
     return replace(inputs, obs=replace(inputs.obs, platform=platform, host_files=files))
 
 

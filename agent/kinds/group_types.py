@@ -6,12 +6,13 @@ then. Source: Documentation/ABI/testing/sysfs-kernel-iommu_groups.
 
 from dataclasses import replace
 
-from agent.core.binding import group_of, left_open, quarantined
+from agent.core.binding import group_of
 from agent.core.errors import TransientError
 from agent.core.fact import Absent, Fact, Known, Unknown, say, value_or
 from agent.core.inputs import Inputs
 from agent.core.observation import IommuGroup, Pci
 from agent.core.plan import Action, Disruption, Stage
+from agent.core.reach import is_out_of_reach
 from agent.core.resolve import Resolved
 from agent.ports import Ports
 
@@ -81,15 +82,15 @@ def obstacle(group: IommuGroup, inputs: Inputs, resolved: Resolved) -> str:
         function = pci.functions.get(address)
         if function is None:
             return f"{address} is not seen"
-        if not function.is_bridge and (reason := _member(address, function.driver, named, inputs, pci)):
+        if not function.is_bridge and (reason := _member(address, function.driver, named, inputs)):
             return reason
     return ""
 
 
-def _member(address: str, driver: Fact[str], named: set[str], inputs: Inputs, pci: Pci) -> str:
+def _member(address: str, driver: Fact[str], named: set[str], inputs: Inputs) -> str:
     if address not in named:
         return f"the spec does not name {address}"
-    if address in pci.pending_unbinds or left_open(address, inputs) or quarantined(address, inputs):
+    if is_out_of_reach(address, inputs):
         return f"{address} is out of reach"
     if not isinstance(driver, Absent) and driver != Known("vfio-pci"):
         return f"{address} is on {say(driver)}"

@@ -13,11 +13,12 @@ from agent.core.boot import (
     snp_wishes,
     state_of,
 )
+from agent.core.boot_edit import endangered
 from agent.core.fact import Absent, Fact, Known, Unknown, value_or
 from agent.core.inputs import Inputs
 from agent.core.p2p_decision import SNP_REFUSAL
 from agent.core.resolve import Resolved
-from agent.kinds.boot_files import editing
+from agent.kinds.boot_files import editing, owed
 from agent.kinds.group_types import MODES, obstacle, wrong_groups
 from agent.kinds.module_options import option_findings
 from agent.kinds.platform_finding import Finding
@@ -98,7 +99,7 @@ def _after_boot(wishes: tuple[Wish, ...], inputs: Inputs, otherwise: tuple[str, 
     wrong = [w for w in wishes if not w.met(words)]
     if not wrong:
         return otherwise
-    step = next_step(wrong, words, platform, editing=editing(inputs))
+    step = next_step(wrong, words, platform, editing=editing(inputs), owed=owed(inputs))
     pending = all(state_of(w, words, platform) == "pending" for w in wrong)
     return ("RebootPending" if pending else otherwise[0]), step
 
@@ -143,7 +144,9 @@ def _argument(wish: Wish, words: tuple[str, ...], inputs: Inputs) -> Finding:
         following: tuple[str, ...] = value_or(inputs.obs.platform.next_cmdline, ())
         then = " ".join(wish.found(following)) or "absent"
         observed = f"{desired} in this boot, {then} in the next one"
-    step = next_step([wish], words, inputs.obs.platform, editing=editing(inputs))
+    step = next_step([wish], words, inputs.obs.platform, editing=editing(inputs), owed=owed(inputs))
+    if needed := [w for w in wish.found(words) if endangered(w)] if not wish.present else []:
+        step = f"forbid less than {wish.argument}: it means {needed[0]} too, and a boot may need that"
     return Finding(
         f"kernelArgs {wish.argument}", desired, Known(observed), REASONS.get(state, "KernelArgs"), step
     )
@@ -164,7 +167,7 @@ def _not_kept(inputs: Inputs) -> list[Finding]:
             continue
         then = [w.argument if w.present else " ".join(w.found(following)) for w in wrong]
         how = "without" if wrong[0].present else "with"
-        step = next_step(wrong, words, platform, editing=editing(inputs))
+        step = next_step(wrong, words, platform, editing=editing(inputs), owed=owed(inputs))
         observed = Known(f"{how} {' '.join(dict.fromkeys(then))}")
         name = f"{field} in the next boot"
         found.append(Finding(name, "as specified", observed, "NotKept", step))

@@ -9,13 +9,16 @@ import contextlib
 
 from agent.core.errors import TerminalError, TransientError
 from agent.core.fact import Absent, Fact, Known, Unknown, say, value_or
-from agent.core.unbind_state import blocked_in, is_running
-from agent.ports import Ports
+from agent.core.unbind_state import REBOOT, blocked_in, is_running, waits_for_user
+from agent.ports import START_WITHIN, Ports
 
 UNBIND_DEADLINE = 60.0  # seconds; NVIDIA's remove() either returns in a few or never
-PROBE_DEADLINE = 30.0
+# The write to drivers_probe comes back when the driver's probe() has; only a probe that was put off comes later.
+PROBE_DEADLINE = 5.0
 UNIT_DEADLINE = 60.0
 POLL = 0.25
+# After START_WITHIN, for what was started in its last moment to be seen at work.
+STARTED_LATE = 2.0
 UDEV_RULES = "/etc/udev/rules.d/50-gpu-host-agent.rules"
 MODULES = {
     "nvidia": "nvidia",
@@ -28,16 +31,20 @@ Move = tuple[str, str]  # a function's address and the driver it goes to; "": wh
 
 
 class UnbindStuckError(TerminalError):
-    """An unbind did not return: the device is out of reach until a reboot (law 2)."""
+    """An unbind did not return: the device is out of reach until a reboot (law 2).
+
+    ``waits_for_user``: or until a VFIO user lets go of it, for then the kernel is known to go on.
+    """
 
     def __init__(self, address: str, seconds: float, state: str = "running") -> None:
         super().__init__(
             f"the unbind of {address} has not returned for {seconds:.0f} s{blocked_in(state)}:"
             " something in the kernel still holds it",
             reason="RebootRequired",
-            next_step="reboot the host when it suits you; until then this GPU is left alone",
+            next_step=f"{REBOOT}; until then this GPU is left alone",
         )
         self.address = address
+        self.waits_for_user = waits_for_user(state)
 
 
 async def set_persistence(address: str, ports: Ports, *, on: bool) -> None:
@@ -103,6 +110,10 @@ async def rebind(moves: list[Move], ports: Ports) -> None:
                 await _go_back(other, was, ports)
             raise
         moved.append((address, before))
+    if any(driver == "nvidia" for _, driver in moves):
+        # The card is where it belongs with or without: what stays missing is a drift of its own.
+        with contextlib.suppress(OSError):
+            await ports.platform.make_device_nodes()
 
 
 async def _assert_free(addresses: list[str], ports: Ports) -> None:
@@ -138,7 +149,8 @@ async def _move(address: str, before: Fact[str], wanted: str, ports: Ports) -> N
 
 
 async def _unbind(address: str, driver: str, ports: Ports) -> None:
-    await ports.pci.start_unbind(address, driver)
+    await _assert_free([address], ports)  # it may have been opened since the rest of its card was moved
+    await _start_unbind(address, driver, ports)
     deadline = ports.clock.monotonic() + UNBIND_DEADLINE
     while is_running(state := await _unbind_state(address, ports)):
         if ports.clock.monotonic() > deadline:
@@ -148,6 +160,28 @@ async def _unbind(address: str, driver: str, ports: Ports) -> None:
         raise TransientError(f"unbinding {address} from {driver} {state}", reason="UnbindFailed")
     if isinstance(await ports.pci.read_driver(address), Known):
         raise TransientError(f"{address} is still on a driver after its unbind", reason="ReadBackFailed")
+
+
+async def _start_unbind(address: str, driver: str, ports: Ports) -> None:
+    """Raises only where it is certain that no unbind runs or will run: until then any other write may make it hang."""
+    try:
+        await ports.pci.start_unbind(address, driver, START_WITHIN)
+    except (TimeoutError, ConnectionError):
+        too_late = ports.clock.monotonic() + START_WITHIN + STARTED_LATE
+        while not await _has_begun(address, ports):
+            if ports.clock.monotonic() > too_late:
+                raise
+            await ports.clock.sleep(POLL)
+
+
+async def _has_begun(address: str, ports: Ports) -> bool:
+    """The driver link goes first. What cannot be read may well have begun."""
+    try:
+        if address in (await ports.pci.read()).pending_unbinds:
+            return True
+    except OSError:
+        return True
+    return isinstance(await ports.pci.read_driver(address), Absent)
 
 
 async def _unbind_state(address: str, ports: Ports) -> str:
@@ -184,7 +218,6 @@ async def _go_back(address: str, before: Fact[str], ports: Ports) -> None:
         if isinstance(before, Known | Absent) and now != before:
             await ports.pci.set_override(address, value_or(before, ""))
             if isinstance(now, Known):
-                await _assert_free([address], ports)  # it may have been opened since it was bound
                 await _unbind(address, now.value, ports)
             if isinstance(before, Known):
                 await ports.pci.probe(address)

@@ -4,6 +4,7 @@ Sources: udev(7); Documentation/ABI/testing/sysfs-bus-pci (driver_override, driv
 """
 
 from agent.core.resolve import Resolved
+from agent.core.unbind_unit import CGROUP, unit_name
 
 _BIND, _END = "gpu_host_agent_bind", "gpu_host_agent_end"
 
@@ -15,6 +16,9 @@ def udev_rules(resolved: Resolved) -> str:
     So each event sets all overrides first: udev writes attributes before it runs the module loading of later rules.
     Nothing loads vfio-pci by a device's alias, and once it is loaded only a probe binds one more device to it. A
     function that a driver has already stays there: udev never unbinds (law 1).
+
+    Of a function whose unbind has not returned nothing is written: the event's handler would wait behind it. That its
+    unit's cgroup is there says so, for systemd removes it with the last process in it.
 
     A card whose IOMMU group holds somebody else's device gets none: the next boot would split the group.
     """
@@ -29,8 +33,8 @@ def udev_rules(resolved: Resolved) -> str:
     ]
     for address in addresses:
         override = f"[pci/{address}]driver_override"
-        lines.append(f'TEST=="{override}", ATTR{{{override}}}="vfio-pci"')
-    lines += [f'KERNEL=="{address}", GOTO="{_BIND}"' for address in addresses]
+        lines.append(f'{_no_unbind(address)}, TEST=="{override}", ATTR{{{override}}}="vfio-pci"')
+    lines += [f'KERNEL=="{address}", {_no_unbind(address)}, GOTO="{_BIND}"' for address in addresses]
     lines += [
         f'GOTO="{_END}"',
         f'LABEL="{_BIND}"',
@@ -39,3 +43,7 @@ def udev_rules(resolved: Resolved) -> str:
         f'LABEL="{_END}"',
     ]
     return "\n".join(lines) + "\n"
+
+
+def _no_unbind(address: str) -> str:
+    return f'TEST!="/sys/fs/cgroup{CGROUP}/{unit_name(address)}"'

@@ -15,6 +15,7 @@ from agent.core.observation import Observation
 from agent.core.plan import Action, Plan, Stage
 from agent.core.redact import redact
 from agent.kind import Kind, kind_of
+from agent.kinds.boot_files import VERB as EDIT_BOOT_FILES
 from agent.kinds.rebind import UnbindStuckError
 from agent.loop.deadline import SupersededError, showing_life
 from agent.loop.journal import Journal
@@ -26,8 +27,8 @@ from agent.ports import Ports
 BACKOFF_FIRST = 5.0  # seconds; doubles with every failure
 BACKOFF_MOST = 900.0
 # Seconds of the host's clock in which every kind's own deadlines end. The longest: a card of four functions, each
-# unbound (60) and probed (30), and the moved ones taken back (60 each).
-ACT_MOST = 600.0
+# unbound (60) and probed (30), the moved ones taken back (60 each), and of one it is long open whether its unbind began.
+ACT_MOST = 720.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,6 +142,7 @@ class Executor:
             case _:
                 self._note_stopped(action)
                 self._note_unbinds(action, obs)
+                self._note_edit(action)
                 await self._act(action)
         return ""
 
@@ -177,6 +179,11 @@ class Executor:
                 unbinding={**self.store.memory.unbinding, **dict.fromkeys(sorted(action.params), entry)}
             )
 
+    def _note_edit(self, action: Action) -> None:
+        """Before a boot file is written: what the boot loader makes of it cannot be read on every host."""
+        if action.verb == EDIT_BOOT_FILES:
+            self.store.update(unrefreshed=action.params["path"])
+
     def _left_open(self, action: Action) -> dict[str, Unbinding]:
         """Unbinds that are open still once this action is known to have come back from all that it wrote."""
         known = self.store.memory.unbinding
@@ -190,6 +197,8 @@ class Executor:
         changes: dict[str, object] = {}
         if _binds(action):
             changes["unbinding"] = self._left_open(action)
+        if action.verb == EDIT_BOOT_FILES:
+            changes["unrefreshed"] = ""
         if action.key in memory.failures:
             changes["failures"] = {k: v for k, v in memory.failures.items() if k != action.key}
             changes["retry_after"] = {k: v for k, v in memory.retry_after.items() if k != action.key}
@@ -207,14 +216,15 @@ class Executor:
         )
         memory = self.store.memory
         changes: dict[str, object] = {}
-        if not isinstance(error, TimeoutError):  # which proves nothing: the port is asked
+        if not _is_open_after(error):
             changes["unbinding"] = self._left_open(action)
         if isinstance(error, UnbindStuckError):
-            entry = Quarantine(
-                address=error.address, reason=error.reason, message=message,
-                boot_id=value_or(obs.platform.boot_id, ""), at=self._now,
-            )  # fmt: skip
-            changes["quarantine"] = {**memory.quarantine, error.address: entry}
+            if not error.waits_for_user:
+                entry = Quarantine(
+                    address=error.address, reason=error.reason, message=message,
+                    boot_id=value_or(obs.platform.boot_id, ""), at=self._now,
+                )  # fmt: skip
+                changes["quarantine"] = {**memory.quarantine, error.address: entry}
         elif terminal:
             changes["terminal"] = {**memory.terminal, action.key: message}
         else:
@@ -249,6 +259,13 @@ class Executor:
                 )
                 continue
             self._succeeded(action.revert, "put back", pass_id)
+
+
+def _is_open_after(error: Exception) -> bool:
+    """Whether an unbind returned is for the port to say, from pass to pass: nothing here proves that it ever does not."""
+    if isinstance(error, UnbindStuckError):
+        return error.waits_for_user
+    return isinstance(error, TimeoutError | ConnectionError)
 
 
 def _binds(action: Action) -> bool:

@@ -76,8 +76,8 @@ class Observer:
         try:
             async with asyncio.timeout(self.deadline):
                 return Known(await read(*args, **kwargs))
-        except TimeoutError:
-            return Unknown(f"it did not answer within {self.deadline:g} s", "Timeout")
+        except TimeoutError as error:
+            return Unknown(redact(str(error)) or f"it did not answer within {self.deadline:g} s", "Timeout")
         except OSError as error:
             return Unknown(redact(str(error)), errno.errorcode.get(error.errno or 0, "OSError"))
 

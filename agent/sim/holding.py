@@ -75,7 +75,18 @@ def on_nvidia(state: WorldState) -> list[str]:
 def device_nodes(state: WorldState, target: TargetState) -> tuple[str, ...]:
     if target.device_nodes is not None:
         return tuple(target.device_nodes)
+    made = state.made_nodes
+    return tuple(sorted(n for n in _natural_nodes(state) if made is None or n in made))
+
+
+def missing_nodes(state: WorldState) -> tuple[str, ...]:
+    """Nodes that the loaded modules have, and that nobody has made."""
+    made = state.made_nodes
+    return () if made is None else tuple(sorted({n for n in _natural_nodes(state) if n not in made}))
+
+
+def _natural_nodes(state: WorldState) -> list[str]:
     nodes = [node(state, address) for address in on_nvidia(state)]
     nodes += ["/dev/nvidiactl"] if "nvidia" in state.modules else []
     nodes += ["/dev/nvidia-uvm", "/dev/nvidia-uvm-tools"] if "nvidia_uvm" in state.modules else []
-    return tuple(sorted(nodes))
+    return nodes

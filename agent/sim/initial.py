@@ -149,6 +149,8 @@ def booted(
     following = state.next_cmdline if state.next_cmdline is not None else state.cmdline
     fresh.cmdline = list(cmdline if cmdline is not None else following)
     fresh.boot_loader, fresh.initramfs_modules = state.boot_loader, list(state.initramfs_modules)
+    fresh.modules_load = list(state.modules_load)
+    fresh.made_nodes = None if state.made_nodes is None else []
     if cmdline is None:
         fresh.next_cmdline, fresh.boot_words = state.next_cmdline, state.boot_words
     fresh.module_options = list(state.module_options)
@@ -238,7 +240,8 @@ def _apply_udev_line(state: WorldState, line: str) -> None:
     for name, function in state.functions.items():
         if fnmatch.fnmatchcase(name, address[1] or address[2]):
             function.override = override[1]
-            if function.native not in state.initramfs_modules:  # else it was taken before any rule was read
+            # Else it was taken before any rule was read; modules-load.d only may come first, and here it does.
+            if function.native not in (*state.initramfs_modules, *state.modules_load):
                 _bind_at_boot(state, function, override[1])
 
 

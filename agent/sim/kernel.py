@@ -56,7 +56,9 @@ def start_unbind(world: "World", address: str, driver: str, fault: Fault | None)
         return  # a second write waits behind the first
     function = state.functions.get(address)
     if function is None or function.driver != driver:
-        state.unbinds[address] = UnbindState(driver=driver, done_at=0.0, failed="ENODEV")
+        # A driver that is not loaded has no unbind file; one that is refuses a device that is not its own.
+        failed = "ENODEV" if driver_loaded(state, driver) else "ENOENT"
+        state.unbinds[address] = UnbindState(driver=driver, done_at=0.0, failed=failed)
     elif fault is not None and fault.errno:
         state.unbinds[address] = UnbindState(driver=driver, done_at=0.0, failed=fault.errno)
     elif fault is not None and fault.succeed_without_effect:
@@ -97,7 +99,7 @@ def unbind_state(state: WorldState, address: str) -> str:
     if pending is None:
         return "none"
     if running(pending):
-        return "running"
+        return "running: state S in vfio_unregister_group_dev" if pending.waits_for == "vfio" else "running"
     return f"failed: {pending.failed}" if pending.failed else "done"
 
 

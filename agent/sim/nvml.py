@@ -7,7 +7,7 @@ from agent.core.fact import Fact, Known, Unknown
 from agent.core.observation import Gpu, Nvml
 from agent.sim import kernel
 from agent.sim.facts import patched, scripted
-from agent.sim.holding import holders_by_function, on_nvidia
+from agent.sim.holding import holders_by_function, missing_nodes, on_nvidia
 from agent.sim.scenario import Fault
 from agent.sim.state import GpuState, WorldState
 from agent.sim.world import World
@@ -58,6 +58,8 @@ class SimNvml:
         host = state.targets.get("host")
         if host is not None and host.user_driver not in (None, state.driver_version):
             return unknown_of(18)
+        if "/dev/nvidiactl" in missing_nodes(state):
+            return unknown_of(9)  # the library cannot tell it from a module that is not loaded
         if host is not None and host.nvml_code:
             return unknown_of(host.nvml_code)
         if self._seen is None or self._seen[0] != state.version:

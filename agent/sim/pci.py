@@ -4,6 +4,7 @@ from collections.abc import Iterable, Mapping
 
 from agent.core.fact import Absent, Fact, Known, Unknown
 from agent.core.observation import Holder, IommuGroup, Pci, PciFunction
+from agent.ports import START_WITHIN
 from agent.sim import kernel
 from agent.sim.facts import known, patched, scripted
 from agent.sim.holding import holders_by_function
@@ -48,7 +49,7 @@ class SimPci:
             if fault is None or not fault.succeed_without_effect:
                 function.override = driver
 
-    async def start_unbind(self, address: str, driver: str) -> None:
+    async def start_unbind(self, address: str, driver: str, within: float = START_WITHIN) -> None:  # noqa: ARG002 - nothing is late here
         fault = await self._world.enter("pci.unbind", address, write=f"{address} {driver}")
         with self._world.change():
             kernel.start_unbind(self._world, address, driver, fault)
@@ -131,6 +132,5 @@ def _function(address: str, function: FunctionState) -> PciFunction:
         max_link_speed=known(function.max_link_speed, empty=""),
         max_link_width=known(function.max_link_width),
         reset_methods=Known(("flr", "bus")) if function.is_gpu else Known(("bus",)),
-        sriov_numvfs=Absent("no SR-IOV"),
         power_control=Known("on"),
     )

@@ -1,15 +1,18 @@
 """The platform and kernel log ports of a simulated host."""
 
-from agent.core.boot import GRUB_DROP_IN, read_drop_in, with_wishes
+from agent.core.boot import GRUB_DROP_IN
+from agent.core.boot_edit import read_drop_in, with_wishes
 from agent.core.fact import Absent, Known
-from agent.core.observation import Initramfs, Module, Platform
+from agent.core.observation import Initramfs, Module, NvidiaNodes, Platform
 from agent.ports import KernelLines
 from agent.sim import kernel
 from agent.sim.facts import known, patched, scripted
+from agent.sim.holding import missing_nodes
 from agent.sim.state import ModuleState, WorldState
 from agent.sim.world import World
 
 OPTIONS_FILE = "/etc/modprobe.d/local.conf"
+MODULES_LOAD_FILE = "/etc/modules-load.d/local.conf"
 
 
 class SimPlatform:
@@ -32,6 +35,15 @@ class SimPlatform:
             return
         with self._world.change():
             kernel.load_module(self._world, name)
+
+    async def make_device_nodes(self) -> None:
+        missing = missing_nodes(self._world.state)
+        fault = await self._world.enter("platform.make_device_nodes", write=" ".join(missing))
+        if fault is not None and fault.succeed_without_effect:
+            return
+        with self._world.change() as state:
+            if state.made_nodes is not None:
+                state.made_nodes += missing
 
     async def set_module_parameter(self, module: str, parameter: str, value: str) -> None:
         about = f"{module}.{parameter}"
@@ -59,6 +71,7 @@ def configured_words(state: WorldState) -> tuple[str, ...]:
 
 
 def platform_of(state: WorldState) -> Platform:
+    nodes = NvidiaNodes(missing_nodes(state), "/usr/bin/nvidia-modprobe")
     bound = sum(function.driver == "nvidia" for function in state.functions.values())
     return Platform(
         boot_id=Known(state.boot_id),
@@ -74,6 +87,8 @@ def platform_of(state: WorldState) -> Platform:
         next_cmdline=Known(tuple(state.cmdline if state.next_cmdline is None else state.next_cmdline)),
         configured_cmdline=Known(configured_words(state)),
         boot_sources={"/etc/default/grub": tuple(state.boot_words or state.cmdline)},
+        nvidia_nodes=Known(nodes) if bound else Absent("no GPU is on nvidia"),
+        modules_load=Known(tuple((MODULES_LOAD_FILE, name) for name in state.modules_load)),
         initramfs=Known(
             Initramfs(
                 f"/boot/initrd.img-{state.kernel_release}",

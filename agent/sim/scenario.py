@@ -22,6 +22,7 @@ CALLS = frozenset(
     {
         "platform.read",
         "platform.load_module",
+        "platform.make_device_nodes",
         "platform.set_module_parameter",
         "platform.refresh_boot_loader",
         "pci.read",

@@ -214,6 +214,8 @@ class WorldState(SimModel):
         None  # of what an operator edits, without the agent's file; None: as booted
     )
     initramfs_modules: list[str] = []
+    modules_load: list[str] = []  # named in modules-load.d
+    made_nodes: list[str] | None = None  # None: udev rules make every node; else those made in this boot
     modules: dict[str, ModuleState]
     installed_modules: list[str]
     module_options: list[str] = []

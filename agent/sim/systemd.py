@@ -8,7 +8,7 @@ from agent.core.observation import Unit
 from agent.sim import services
 from agent.sim.conditions import Started
 from agent.sim.holding import on_nvidia, unit_pids
-from agent.sim.state import TargetState, UnitEnd, UnitState, WorldState
+from agent.sim.state import LoadedUnit, TargetState, UnitEnd, UnitState, WorldState
 from agent.sim.unitfile import environment_file, expand_argv, load_unit
 
 if TYPE_CHECKING:
@@ -97,10 +97,14 @@ def start(world: "World", target_name: str, name: str) -> None:
 def _loaded(world: "World", target_name: str, name: str) -> UnitState:
     unit = world.state.targets[target_name].units.get(name)
     if unit is None or unit.loaded is None:
-        raise OSError(errno.ENOENT, f"Unit {name} not found.", name)
+        raise _not_found(name)
     if unit.loaded.bad:
         raise OSError(errno.EINVAL, f"Unit {name} has a bad unit file setting: {unit.loaded.bad}", name)
     return unit
+
+
+def _not_found(name: str) -> OSError:
+    return OSError(errno.ENOENT, f"Unit {name} not found.", name)
 
 
 def _begin(world: "World", target_name: str, name: str, at: float, *, found: bool = False) -> None:
@@ -133,17 +137,19 @@ def _begin(world: "World", target_name: str, name: str, at: float, *, found: boo
 
 
 def stop(world: "World", target_name: str, name: str) -> None:
-    unit = _loaded(world, target_name, name)
+    unit = world.state.targets[target_name].units.get(name)
+    if unit is None or (unit.loaded is None and unit.active_state in ("inactive", "failed")):
+        raise _not_found(name)
     unit.start_queued = False
     if unit.restart_at is not None:
         unit.restart_at, unit.active_state, unit.sub_state = None, "inactive", "dead"
         return
-    if unit.active_state != "active" or unit.loaded is None:
+    if unit.active_state != "active":
         return
-    now = world.sim_now()
+    now, loaded = world.sim_now(), unit.loaded or LoadedUnit()
     rule = world.faults.strike("service.stop", (target_name, name), Started(unit.argv, unit.env, unit.p2p))
     unit.active_state, unit.sub_state = "deactivating", "stop-sigterm"
-    timeout = UnitEnd(at=now + unit.loaded.stop_timeout, result="timeout", status=SIGKILL)
+    timeout = UnitEnd(at=now + loaded.stop_timeout, result="timeout", status=SIGKILL)
     if rule is not None:
         unit.end = UnitEnd(at=now + rule.delay) if rule.delay and not rule.hang else timeout
     else:
@@ -153,8 +159,10 @@ def stop(world: "World", target_name: str, name: str) -> None:
 
 
 def kill(world: "World", target_name: str, name: str) -> None:
-    """SIGKILL to the whole cgroup, and to nothing outside it."""
-    unit = _loaded(world, target_name, name)
+    """SIGKILL to the whole cgroup, and to nothing outside it. Where there is none, nothing is to be killed."""
+    unit = world.state.targets[target_name].units.get(name)
+    if unit is None:
+        return
     unit.orphans = [orphan for orphan in unit.orphans if not orphan.in_cgroup]
     unit.orphans_after_stop = [orphan for orphan in unit.orphans_after_stop if not orphan.in_cgroup]
     if unit.main_pid:
@@ -268,10 +276,9 @@ def show(target: TargetState, name: str) -> Unit:
     unit = target.units.get(name)
     if unit is None or (unit.loaded is None and not unit.main_pid):
         return Unit(name, "not-found", "inactive", "dead")
-    bad = unit.loaded is not None and bool(unit.loaded.bad)
     return Unit(
         name=name,
-        load_state="bad-setting" if bad else "loaded",
+        load_state=_load_state(unit),
         active_state=unit.active_state,
         sub_state=unit.sub_state,
         main_pid=unit.main_pid,
@@ -281,6 +288,12 @@ def show(target: TargetState, name: str) -> Unit:
         pids=unit_pids(unit),
         needs_reload=_needs_reload(target, name, unit),
     )
+
+
+def _load_state(unit: UnitState) -> str:
+    if unit.loaded is None:
+        return "not-found"  # and what was started from its file may still run
+    return "bad-setting" if unit.loaded.bad else "loaded"
 
 
 def _needs_reload(target: TargetState, name: str, unit: UnitState) -> bool:

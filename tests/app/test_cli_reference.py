@@ -25,7 +25,7 @@ OTHERS = {
     "AddMatch", "RemoveMatch", "GetAll", "PropertiesChanged", "NameOwnerChanged", "LoadUnit", "GetUnit", "StartUnit",
     "StopUnit", "KillUnit", "ResetFailedUnit", "StartTransientUnit", "TimeoutStartSec", "TimeoutStopSec",
     "TimeoutStartUSec", "TimeoutStopUSec", "SendSIGKILL", "KillMode", "SyslogIdentifier", "CollectMode",
-    "RemainAfterExit", "ExecStart", "DropInPaths",
+    "RemainAfterExit", "ExecStart", "DropInPaths", "CommandTarget",
 }  # fmt: skip
 # Where a call takes its reason among its positional arguments.
 PLACES = {

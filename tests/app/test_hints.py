@@ -72,6 +72,29 @@ async def test_a_source_that_breaks_is_said_once_and_opened_again(monkeypatch):
     assert said == [{"hints": "unit changed", "error": "nobody there"}]
 
 
+async def test_a_mistake_in_one_source_ends_neither_it_nor_the_others(monkeypatch):
+    for name, seconds in (("TOGETHER", 0.0), ("RETRY", 0.01)):
+        monkeypatch.setattr(hints, name, seconds)
+    opened = 0
+
+    async def mistaken() -> AsyncGenerator[None, None]:
+        nonlocal opened
+        opened += 1
+        if opened > 1:
+            yield
+            await asyncio.Event().wait()
+        raise KeyError("path")
+
+    async def other() -> AsyncGenerator[None, None]:
+        await asyncio.sleep(0.1)
+        yield
+        await asyncio.Event().wait()
+
+    fired, said = await run_for({"unit changed": mistaken, "uevent": other}, 0.5)
+    assert fired == ["unit changed", "uevent"]
+    assert said == [{"hints": "unit changed", "error": "KeyError('path')"}]
+
+
 def test_the_units_on_this_host_that_the_spec_names_are_watched():
     spec = load(
         recipe(

@@ -2,6 +2,8 @@
 
 from pathlib import Path
 
+import pytest
+
 from agent.core.boot import GRUB_DROP_IN
 from tests.cases.hardware import CONFIDENTIAL, boots, driver, happens, writes_about
 from tests.rig import Rig, recipe, rig
@@ -82,6 +84,44 @@ async def test_a_refresh_without_effect_is_not_taken_for_success(tmp_path: Path)
         assert agent.condition("PlatformReady").reason == "KernelArgs"
 
 
+HIDDEN = "{on: platform.read, value: {nextCmdline: {unknown: ESPs are not mounted, code: NotMounted}}}"
+EDIT = "platform/edit-boot-files/host"
+
+
+async def test_a_refresh_that_failed_is_run_again_where_the_next_boot_cannot_be_read(tmp_path: Path) -> None:
+    broken = f"faults: [{HIDDEN}, {{on: platform.refresh_boot_loader, errno: EIO, times: 1}}]"
+    async with rig(tmp_path, spec=asks("edit", kernelArgs=ARGS), scenario=broken) as agent:
+        await agent.one_pass()
+        assert EDIT in agent.memory.errors
+        assert drop_in(agent)
+        assert agent.memory.unrefreshed == GRUB_DROP_IN
+        assert agent.condition("PlatformReady").next_step.startswith("the agent runs update-grub")
+        await agent.restart()
+        agent.agent.store.update(retry_after={})
+        await agent.converge()
+        assert agent.world.state.next_cmdline is not None
+        assert "pcie_aspm=off" in agent.world.state.next_cmdline
+        assert agent.memory.unrefreshed == ""
+        assert agent.condition("PlatformReady").next_step.startswith("reboot: ")
+        before = len(agent.world.writes)
+        await agent.converge()
+        assert not [w for w in agent.world.writes[before:] if "refresh_boot_loader" in w]
+
+
+async def test_law_8_an_agent_that_died_between_the_edit_and_the_refresh_makes_up_for_it(
+    tmp_path: Path,
+) -> None:
+    broken = f"faults: [{HIDDEN}, {{on: platform.refresh_boot_loader, raise: RuntimeError, times: 1}}]"
+    async with rig(tmp_path, spec=asks("edit", kernelArgs=ARGS), scenario=broken) as agent:
+        with pytest.raises(RuntimeError):
+            await agent.one_pass()
+        assert drop_in(agent)
+        await agent.restart()
+        await agent.converge()
+        assert agent.world.state.next_cmdline is not None
+        assert "pcie_aspm=off" in agent.world.state.next_cmdline
+
+
 async def test_a_next_boot_that_would_undo_an_argument_is_found_while_this_one_is_right(
     tmp_path: Path,
 ) -> None:
@@ -153,3 +193,66 @@ async def test_B10_an_initramfs_that_takes_the_cards_first_is_said_before_the_bo
         happens(agent, set={"initramfsModules": []})
         await agent.converge()
         assert "BindingsHoldAtBoot" not in {c.type for c in agent.status().conditions}
+
+
+async def test_B10_a_driver_named_in_modules_load_d_is_said_to_come_before_the_rules(tmp_path: Path) -> None:
+    scenario = f"set: {{modulesLoad: [nvidia-drm, nvidia], targets: {{{IDLE}}}}}"
+    async with rig(tmp_path, spec=recipe(services=None), scenario=scenario) as agent:
+        await agent.converge()
+        said = agent.condition("BindingsHoldAtBoot")
+        assert (said.status, said.reason) == ("False", "ModulesLoadTakesGpus")
+        assert said.next_step.startswith("remove nvidia-drm and nvidia from /etc/modules-load.d/local.conf")
+        await boots(agent)
+        assert driver(agent, GPU) == "nvidia"  # here it does come first
+        happens(agent, set={"modulesLoad": ["msr", "vfio-pci", "nvidia_wmi_ec_backlight"]})
+        await agent.converge()
+        assert "BindingsHoldAtBoot" not in {c.type for c in agent.status().conditions}
+
+
+async def test_nodes_that_no_udev_rule_makes_are_made_after_a_boot_and_after_a_move(tmp_path: Path) -> None:
+    scenario = f"set: {{madeNodes: [], sevSnp: null, targets: {{{IDLE}}}}}"
+    async with rig(tmp_path, spec=recipe(services=None), scenario=scenario) as agent:
+        await agent.converge()
+        nodes = agent.world.state.made_nodes
+        assert nodes is not None
+        assert "/dev/nvidiactl" in nodes
+        assert agent.condition("DriversBound").status == "True"
+        assert "ModulesLoaded" not in {c.type for c in agent.status().conditions}
+        before = len(agent.world.writes)
+        await agent.converge()
+        assert not [w for w in agent.world.writes[before:] if "make_device_nodes" in w]
+        await boots(agent)
+        assert agent.world.state.made_nodes == []
+        await agent.converge()
+        assert "/dev/nvidiactl" in agent.world.state.made_nodes
+
+
+async def test_the_node_of_a_card_that_comes_to_nvidia_is_there_before_its_services_start(
+    tmp_path: Path,
+) -> None:
+    scenario = f"set: {{madeNodes: [], sevSnp: null, targets: {{{IDLE}}}}}"
+    async with rig(tmp_path, spec=recipe(services=None), scenario=scenario) as agent:
+        await agent.converge()
+        node = f"/dev/nvidia{agent.world.state.gpus[GPU].minor}"
+        with (
+            agent.world.change() as state
+        ):  # it was on nvidia in the first pass, and a node outlives its card
+            assert state.made_nodes is not None
+            state.made_nodes.remove(node)
+        agent.write_spec(recipe(services=None, gpus={"confidential": {"driver": "nvidia"}}))
+        await agent.one_pass()
+        assert driver(agent, GPU) == "nvidia"
+        assert node in (agent.world.state.made_nodes or ())
+
+
+async def test_nodes_that_cannot_be_made_are_named_with_the_command(tmp_path: Path) -> None:
+    scenario = (
+        f"{{set: {{madeNodes: [], sevSnp: null, targets: {{{IDLE}}}}},"
+        " faults: [{on: platform.make_device_nodes, succeedWithoutEffect: true}]}"
+    )
+    async with rig(tmp_path, spec=recipe(), scenario=scenario) as agent:
+        await agent.one_pass()
+        said = agent.condition("ModulesLoaded")
+        assert (said.status, said.reason) == ("False", "NodesMissing")
+        assert "/dev/nvidiactl" in said.message
+        assert "nvidia-modprobe -c 255 -c 0" in agent.condition("DriverVersionsAgree").next_step

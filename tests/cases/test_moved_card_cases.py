@@ -140,7 +140,7 @@ async def test_B12_a_card_that_does_not_wake_is_quarantined_and_the_others_kept(
         condition = agent.condition("DriversBound")
         assert (condition.status, condition.reason) == ("False", "GpuLost")
         assert "D3cold" in condition.message
-        assert "reboot" in condition.next_step
+        assert "power-cycle" in condition.next_step
         assert override(agent, GPU) == ""
         assert {driver(agent, a) for a in OTHERS} == {"vfio-pci"}
         await serves(agent)

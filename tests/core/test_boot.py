@@ -1,22 +1,28 @@
 """Kernel arguments: wishes against words, the edits that bring them about, and the shell that reads one of them."""
 
 import subprocess
+from dataclasses import replace
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agent.core.boot import (
     Wish,
     all_wishes,
-    edited_cmdline,
-    grub_drop_in,
     iommu_wishes,
     next_step,
-    read_drop_in,
     split_cmdline,
     state_of,
+)
+from agent.core.boot_edit import (
+    dangerous,
+    edited_cmdline,
+    endangered,
+    grub_drop_in,
+    read_drop_in,
     unsafe,
+    unusable_cmdline,
     with_wishes,
 )
 from agent.core.fact import Known, Unknown
@@ -27,6 +33,16 @@ from agent.core.spec import Platform as PlatformSpec
 ADD, NO_PT = Wish("pcie_aspm=off", present=True), Wish("iommu=pt", present=False)
 PLAIN = st.text("abcdefgh=.,-_0129:/@%+", min_size=1, max_size=9).filter(lambda t: not t.startswith("="))
 PATTERN = st.text("abcd=-_*?", min_size=1, max_size=6)
+NEEDED = (
+    "root=ZFS=rpool/ROOT/pve-1", "root=UUID=0a1b", "rootflags=subvol=@", "rootfstype=ext4", "rootwait", "ro", "rw",
+    "boot=zfs", "init=/bin/sh", "cryptdevice=UUID=0a:crypt", "cryptopts=x", "rd.lvm.lv=vg/root", "rd.luks.uuid=0a",
+    "resume=/dev/sda2", "zfs=rpool", "console=ttyS0,115200", "net.ifnames=0", "systemd.unit=rescue.target",
+)  # fmt: skip
+NEAR = st.one_of(
+    st.text("rot=*?.wdcnsi", min_size=1, max_size=6),
+    st.sampled_from(NEEDED).flatmap(lambda w: st.integers(0, len(w)).map(lambda n: w[:n] + "*")),
+    st.sampled_from(NEEDED).flatmap(lambda w: st.integers(0, len(w)).map(lambda n: "*" + w[n:])),
+)
 WISHES = st.tuples(
     st.lists(st.builds(Wish, PLAIN, present=st.just(value=True)), max_size=3),
     st.lists(st.builds(Wish, PATTERN, present=st.just(value=False)), max_size=3),
@@ -136,6 +152,106 @@ def test_the_edit_of_a_command_line_changes_only_the_words_that_it_must() -> Non
     assert edited == 'root=ZFS=rpool/ROOT/pve-1 boot=zfs dyndbg="file a.c +p" pcie_aspm=off\n'
     assert edited_cmdline(edited, (ADD, NO_PT)) == edited
     assert edited_cmdline(text, (Wish("quiet", present=False),)) == text
+
+
+@pytest.mark.parametrize(
+    "pattern",
+    ["*", "r*", "?o", "*=*", "root=*", "root=/dev/sda1", "ro", "rd.*", "rd.lvm.lv=vg/root", "*resume*", "con*", "b??t=*",
+     "cryptdevice=*", "init=*", "*_*", "[r]o", "net*", "s*", "*zfs*"],
+)  # fmt: skip
+def test_a_pattern_that_could_take_the_root_or_the_way_in_is_not_carried_out(pattern: str) -> None:
+    assert [p for p, _ in dangerous([Wish(pattern, present=False)])] == [pattern]
+
+
+@pytest.mark.parametrize(
+    "pattern",
+    ["quiet", "iommu=*", "iommu*=pt", "vfio-pci.ids=*", "pcie_*", "amd_iommu=on", "video=*", "nouveau.*", "module_blacklist=*",
+     "console=ttyS0*", "net.ifnames=0", "systemd.unified_cgroup_hierarchy=0"],
+)  # fmt: skip
+def test_what_a_boot_can_do_without_may_be_taken_away(pattern: str) -> None:
+    assert dangerous([Wish(pattern, present=False)]) == []
+
+
+def test_no_wish_of_the_agents_own_is_dangerous() -> None:
+    for spec in (
+        PlatformSpec(sev_snp="enabled"),
+        PlatformSpec(iommu="passthrough"),
+        PlatformSpec(sev_snp="disabled"),
+    ):
+        assert dangerous(all_wishes(spec)) == []
+
+
+@given(NEAR, st.sampled_from(NEEDED))
+def test_every_pattern_that_matches_a_needed_word_is_found_dangerous(pattern: str, word: str) -> None:
+    named = pattern.startswith(("console=", "net.ifnames=", "systemd."))
+    if Wish(pattern, present=False).found([word]) and not named:
+        assert endangered(pattern)
+
+
+@given(
+    st.lists(NEAR, max_size=3),
+    st.lists(st.sampled_from(NEEDED), min_size=1, max_size=5),
+    st.lists(PLAIN, max_size=3),
+)
+def test_an_edit_never_takes_a_needed_word_away(
+    patterns: list[str], needed: list[str], others: list[str]
+) -> None:
+    asked = [Wish(p, present=False) for p in patterns]
+    risky = {p for p, _ in dangerous(asked)}
+    named = [p for p in patterns if p.startswith(("console=", "net.ifnames=", "systemd."))]
+    wishes = (ADD, *(w for w in asked if w.argument not in risky and w.argument not in named))
+    edited = edited_cmdline(" ".join([*others, *needed]) + "\n", wishes)
+    assert [w for w in split_cmdline(edited) if w in NEEDED] == [*(o for o in others if o in NEEDED), *needed]
+
+
+@settings(max_examples=40)  # each starts a shell
+@given(st.lists(NEAR, max_size=3), st.lists(st.sampled_from(NEEDED), min_size=1, max_size=5))
+def test_grubs_drop_in_never_takes_a_needed_word_away(patterns: list[str], needed: list[str]) -> None:
+    asked = [Wish(p, present=False) for p in patterns]
+    risky = {p for p, _ in dangerous(asked)}
+    named = [p for p in patterns if p.startswith(("console=", "net.ifnames=", "systemd."))]
+    text = grub_drop_in((ADD, *(w for w in asked if w.argument not in risky and w.argument not in named)))
+    linux, default = shell(text, " ".join(needed), " ".join(needed))
+    assert linux == [*needed, "pcie_aspm=off"]
+    assert default == needed
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("root=/dev/sda1 ro\nroot=/dev/sdb1 ro\n", "2 lines"),
+        ("", "0 lines"),
+        ("# nothing but a comment\n", "0 lines"),
+        ("ro quiet\n", "no root="),
+    ],
+)
+def test_a_command_line_file_that_is_not_one_line_with_a_root_is_left_alone(text: str, why: str) -> None:
+    assert why in unusable_cmdline(text)
+
+
+def test_a_comment_in_a_command_line_file_stays_as_it_is() -> None:
+    text = "# iommu=pt was for the test\nroot=/dev/sda1 iommu=pt\n"
+    assert unusable_cmdline(text) == ""
+    assert edited_cmdline(text, (ADD, NO_PT)) == "# iommu=pt was for the test\nroot=/dev/sda1 pcie_aspm=off\n"
+
+
+def test_what_is_said_of_a_next_boot_that_cannot_be_read_follows_what_was_done() -> None:
+    wish, words = (ADD,), ("ro",)
+    hidden = Platform(
+        boot_loader=Known("proxmox-grub"),
+        next_cmdline=Unknown("not mounted"),
+        configured_cmdline=Known(("ro", "pcie_aspm=off")),
+    )
+    edited = replace(hidden, configured_cmdline=Known(("ro",)))
+    begun = next_step(wish, words, edited, editing=True)
+    cut_short = next_step(wish, words, hidden, editing=True, owed=True)
+    done = next_step(wish, words, hidden, editing=True)
+    by_hand = next_step(wish, words, hidden, editing=False)
+    assert begun.startswith("the agent edits /etc/default/grub.d/gpu-host-agent.cfg and runs")
+    assert cut_short.startswith("the agent runs proxmox-boot-tool refresh")
+    assert cut_short.endswith("then reboot")
+    assert done.startswith("reboot: ")
+    assert by_hand.startswith("run proxmox-boot-tool refresh")
 
 
 def test_quotes_on_a_command_line_hold_words_together() -> None:

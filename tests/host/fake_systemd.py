@@ -95,6 +95,7 @@ class FakeSystemd:
     aliases: dict[str, str] = field(default_factory=dict)
     calls: list[tuple[str, list[Any]]] = field(default_factory=list)  # of the manager's methods
     refuse: dict[str, BusRefusalError] = field(default_factory=dict)  # by method
+    refuse_once: dict[str, BusRefusalError] = field(default_factory=dict)
     silent: set[str] = field(default_factory=set)  # methods that are never answered
     subscribed: int = 0
     bus: MessageBus | None = None
@@ -118,6 +119,8 @@ class FakeSystemd:
         if member in self.silent:
             return True  # taken, and never answered
         try:
+            if member in self.refuse_once:
+                raise self.refuse_once.pop(member)
             if member in self.refuse:
                 raise self.refuse[member]
             return Message.new_method_return(message, *self._answer(message, member))

@@ -2,7 +2,8 @@
 
 import pytest
 
-from agent.core.boot import GRUB_DROP_IN, Wish, grub_drop_in
+from agent.core.boot import GRUB_DROP_IN, Wish
+from agent.core.boot_edit import grub_drop_in
 from agent.core.fact import Absent, Known, Unknown
 from agent.core.observation import Unit
 from agent.host.boot_loader import UNIT, read_boot, refresh_boot_loader

@@ -1,12 +1,15 @@
 """Containers and other machines: the real script, run by real shells against real files."""
 
 import asyncio
+import base64
+import errno
 import os
 import re
 import shutil
 import subprocess
 import sys
 import tempfile
+import tracemalloc
 from collections.abc import Awaitable
 from pathlib import Path
 from typing import TypeVar
@@ -16,12 +19,16 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from agent.core.fact import Absent, Known, Unknown
-from agent.host import target_batch
+from agent.host import command_target, target_batch
 from agent.host.command_target import NVML_EVERY, CommandTarget
+from agent.host.container_network import container_address, shares_network
 from agent.host.http_stream import parse_endpoint
-from agent.host.target_names import first_address, prefix_for
+from agent.host.real import real_host
+from agent.host.target_names import prefix_for
 from agent.host.target_script import Part, parts, script
+from tests.host.fake_systemd import fake_systemd
 from tests.host.target_places import Place, place, program
+from tests.host.trees import Tree
 
 T = TypeVar("T")
 SHELLS = ("busybox", "dash", "bash")
@@ -57,6 +64,16 @@ def busybox_tree(tmp_path: Path) -> Place:
 @pytest.fixture
 def machine(tmp_path: Path) -> Place:
     return place("machine", "dash", tmp_path)
+
+
+@pytest.fixture
+def tree_of_a_host(tmp_path: Path) -> Tree:
+    made = Tree(tmp_path / "host")
+    made.file(
+        "proc/net/fib_trie", "Main:\n  +-- 0.0.0.0/0 3 0 5\n     |-- 192.0.2.7\n        /32 host LOCAL\n"
+    )
+    made.file("proc/net/if_inet6", "fd000000000000000000000000000007 04 40 00 82     eth0\n")
+    return made
 
 
 async def answer(read: Awaitable[T]) -> T | OSError:
@@ -352,6 +369,54 @@ def test_any_bytes_of_an_environment_come_through(busybox_tree: Place, argv: lis
     assert found.env == {"V": value.decode(errors="replace"), "W": "1"}
 
 
+MANY = "1" * 5000  # digits; int() refuses them with a ValueError
+
+
+async def test_numbers_that_are_none_make_no_reading_fail(own_tools: Place):
+    own_tools.unit("a.service", UNIT.replace("=12", f"={MANY}").replace("NRestarts=3", "NRestarts=\u0663"))
+    unit = await own_tools.target().unit("a.service")
+    assert (unit.main_pid, unit.restarts, unit.active_state) == (0, 0, "active")
+    own_tools.unit("a.service", f"{UNIT}ControlGroup=/a.service\n")
+    own_tools.write("sys/fs/cgroup/a.service/cgroup.procs", f"12\n{MANY}\n")
+    assert (await own_tools.target().unit("a.service")).pids == (12,)
+    own_tools.write("dev/shm/x", "")
+    for words in (f"{MANY} 4096", f"1 {MANY}", "1", "\u0663 1"):
+        own_tools.tool("stat", f"#!/bin/sh\necho {words}\n")
+        shm = (await own_tools.target().facts()).shm_bytes
+        assert isinstance(shm, Unknown)
+        assert shm.code == "Unparsable"
+
+
+def test_an_answer_whose_number_or_status_is_none_is_left_out():
+    answers = f"part-1 {MANY}\nOgow\npart-1 end\npart-1 \u0663\nOgow\npart-1 end\n"
+    status = base64.b64encode(f":\n{MANY}".encode()).decode()
+    assert parts("part-1", f"{answers}part-1 1\n{status}\npart-1 end\npart-1 2\nOgow\npart-1 end\n", "") == {
+        2: Part(0, b":")
+    }
+
+
+async def test_an_answer_too_large_to_be_one_is_an_error(own_tools: Place):
+    own_tools.unit("a.service", UNIT + "DropInPaths=" + "x" * 600_000 + "\n")
+    with pytest.raises(OSError, match="larger than 512 KiB"):
+        await own_tools.target().unit("a.service")
+
+
+async def test_whatever_goes_wrong_with_an_answer_is_an_error_of_this_target(
+    machine: Place, monkeypatch: pytest.MonkeyPatch
+):
+    def confused(*_: object) -> None:
+        raise ValueError("no such thing")
+
+    monkeypatch.setattr(command_target, "parse_unit", confused)
+    monkeypatch.setattr(command_target, "parse_inside", confused)
+    with pytest.raises(OSError, match=r"lxc:129: its answer is not understood: .*no such thing") as raised:
+        await machine.target().unit("a.service")
+    assert raised.value.errno == errno.EPROTO
+    reachable = (await machine.target().facts()).reachable
+    assert isinstance(reachable, Unknown)
+    assert "no such thing" in reachable.reason
+
+
 # -- one command for what is asked at once ----------------------------------------------------------------------------
 
 
@@ -424,6 +489,30 @@ def test_an_answer_is_taken_from_between_its_marks_alone():
         "part-1 0\nOgow\npart-1 end\npart-0 1\nOgow\npart-0 end\npart-1 1\n!!\npart-1 end\npart-1 2\nOgow\n"
     )
     assert parts("part-1", stdout, "noise\npart-1 0\nwords\n") == {0: Part(0, b":", "words")}
+
+
+def test_lines_may_end_as_a_terminal_ends_them():
+    stdout = "Welcome\r\npart-1 0\r\nOg\r\now\r\npart-1 end\r\n"
+    assert parts("part-1", stdout, "part-1 0\r\nsome\r\nwords\r\n") == {0: Part(0, b":", "some\nwords")}
+
+
+@pytest.mark.parametrize("flood", ["\n" * (8 << 20), "part-1 0\n" * (1 << 17), "part-1 " + "1" * (8 << 20)])
+def test_a_flood_is_taken_apart_without_a_list_of_its_lines(flood: str):
+    stdout = f"part-1 3\nOgow\npart-1 end\n{flood}\npart-1 7\nOgow\npart-1 end\n"
+    tracemalloc.start()
+    try:
+        found = parts("part-1", stdout, "")
+        most = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert set(found) == {3, 7}
+    assert most < 3 * len(flood) + (24 << 20)
+
+
+async def test_more_errors_than_anybody_reads_are_an_error(tmp_path: Path):
+    shouting = program(tmp_path / "shouting", '#!/bin/sh\nhead -c 100000 /dev/zero >&2\nexec "$@"\n')
+    with pytest.raises(OSError, match="wrote more than 65536 bytes"):
+        await CommandTarget("ssh:a@b", (str(shouting),)).exists("/")
 
 
 def test_words_in_a_script_are_quoted_whatever_they_hold():
@@ -544,6 +633,28 @@ async def test_D3_nvml_is_asked_again_after_a_reload_a_change_inside_or_a_while(
     assert [await asked(), await asked()] == [5, 5]
 
 
+async def test_D3_a_reload_on_the_host_makes_its_containers_be_asked_again(
+    tree: Place, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("agent.host.real.prefix_for", lambda _: tree.prefix)
+    tree.tool("nvidia-smi", "#!/bin/sh\necho asked >>@/asked\n")
+    async with fake_systemd() as (daemon, _):
+        host = real_host(daemon.root)
+        targets = host.ports.targets
+
+        async def asked(name: str) -> int:
+            await targets(name).facts()
+            return len(tree.at(f"{tree.home}/asked").read_text().splitlines())
+
+        assert [await asked("lxc:129"), await asked("lxc:129")] == [1, 1]
+        await targets("host").daemon_reload()
+        assert [await asked("lxc:129"), await asked("lxc:129")] == [2, 2]
+        assert [await asked("ssh:root@gpu1"), await asked("ssh:root@gpu1")] == [3, 3]
+        await targets("host").daemon_reload()
+        assert await asked("ssh:root@gpu1") == 3  # that one has a systemd of its own
+        await host.close()
+
+
 async def test_an_nvidia_smi_that_sleeps_in_the_kernel_is_not_joined_by_another(tree: Place):
     tree.tool("nvidia-smi", "#!/bin/sh\necho asked >>@/asked\n")
     tree.write("proc/77/stat", "77 (nvidia-smi) D 1 77\n")
@@ -551,6 +662,33 @@ async def test_an_nvidia_smi_that_sleeps_in_the_kernel_is_not_joined_by_another(
     assert isinstance(nvml, Unknown)
     assert nvml.code == "NvmlStuck"
     assert not tree.at(f"{tree.home}/asked").exists()
+
+
+async def test_nvidia_smi_in_a_container_and_a_look_at_holders_are_never_at_the_same_time(
+    tree: Place, monkeypatch: pytest.MonkeyPatch
+):
+    """The one would be seen by the other, and count as somebody who holds the GPU."""
+    monkeypatch.setattr(command_target, "_PATIENCE", 0.2)
+    tree.tool("nvidia-smi", "#!/bin/sh\necho asked >>@/asked\nsleep 1\n")
+    alone = asyncio.Lock()
+    target = CommandTarget("lxc:129", tree.prefix, alone=alone)
+    asked = tree.at(f"{tree.home}/asked")
+    async with alone:
+        nvml = (await target.facts()).nvml
+        assert isinstance(nvml, Unknown)
+        assert nvml.code == "NotObserved"
+        assert not asked.exists()
+        elsewhere = CommandTarget(
+            "ssh:root@gpu1", tree.prefix, alone=alone
+        )  # its processes are not seen here
+        assert (await elsewhere.facts()).nvml == Known("ok")
+        asked.unlink()
+    asking = asyncio.ensure_future(target.facts())
+    while not asked.exists():
+        await asyncio.sleep(0.01)
+    assert alone.locked()
+    assert (await asking).nvml == Known("ok")
+    assert not alone.locked()
 
 
 # -- where its ports are ------------------------------------------------------------------------------------------------
@@ -573,16 +711,56 @@ async def test_a_containers_port_is_at_its_first_address_that_others_can_reach(o
     assert target.endpoint(30000) == "http://10.1.2.4:30000"
 
 
-async def test_a_container_on_this_hosts_network_has_loopback(machine: Place):
-    target = machine.target()
-    await target.facts()
+def container(tree: Tree, network: str = "net:[1]", group: str = "lxc/129") -> None:
+    """This host is in net:[1]. 400 came in by `pct exec`, 500 is the container's first, 600 that of one inside it."""
+    tree.link("proc/self/ns/net", "net:[1]")
+    tree.file("sys/fs/cgroup/cgroup.controllers", "cpu\n")
+    tree.file(f"sys/fs/cgroup/{group}/cgroup.procs")
+    tree.file(f"sys/fs/cgroup/{group}/ns/cgroup.procs", "400\n600\n")
+    tree.file(f"sys/fs/cgroup/{group}/ns/init.scope/cgroup.procs", "500\n")
+    for pid, inside, its in ((400, "77", "net:[1]"), (500, "1", network), (600, "30\t1", "net:[1]")):
+        tree.file(f"proc/{pid}/status", f"Name:\tx\nNSpid:\t{pid}\t{inside}\nNSpgid:\t{pid}\t1\n")
+        tree.link(f"proc/{pid}/ns/net", its)
+
+
+@pytest.mark.parametrize("group", ["lxc/129", "lxc.payload.129"])
+async def test_a_container_on_this_hosts_network_has_loopback(tree: Place, group: str):
+    host = Tree(tree.root.parent / "host")
+    container(host, group=group)
+    target = CommandTarget("lxc:129", tree.prefix, root=host.root)
+    await target.unit("a.service")
     assert target.endpoint(30000) == "http://127.0.0.1:30000"
+    assert not shares_network("lxc:12", host.root)
 
 
-def test_an_address_is_one_that_others_can_reach_ipv4_first():
-    assert first_address(["x", "127.0.0.1", "fe80::1", "fd00::1", "10.0.0.1", "10.0.0.2"]) == "10.0.0.1"
-    assert first_address(["fd00::1"]) == "[fd00::1]"
-    assert first_address(["::1", "169.254.1.1"]) == ""
+async def test_a_container_that_only_says_it_has_this_hosts_network_is_not_believed(own_tools: Place):
+    """It may print what it likes: the agent would ask a server of this host, and take its answers for the container's."""
+    own_tools.tool("readlink", '#!/bin/sh\necho "net:[1]"\n')
+    own_tools.tool("ip", '#!/bin/sh\necho "net:[1] 127.0.0.1"\n')
+    own_tools.tool("hostname", '#!/bin/sh\necho "net:[1] 127.0.0.1 ::1 ::ffff:127.0.0.1 192.0.2.7"\n')
+    host = Tree(own_tools.root.parent / "host")
+    container(host, "net:[2]")
+    host.file("proc/net/fib_trie", "Local:\n  |-- 192.0.2.7\n     /32 link UNICAST\n     /32 host LOCAL\n")
+    target = CommandTarget("lxc:129", own_tools.prefix, root=host.root)
+    await target.facts()
+    assert target.endpoint(30000) == "http://no-address.invalid:30000"
+    host.file("sys/fs/cgroup/lxc/129/ns/init.scope/cgroup.procs", "")  # its first process is not found
+    await target.facts()
+    assert target.endpoint(30000) == "http://no-address.invalid:30000"
+
+
+def test_an_address_is_one_that_others_can_reach_ipv4_first(tree_of_a_host: Tree):
+    root = tree_of_a_host.root
+    words = ["x", "127.0.0.1", "fe80::1", "fd00::1", "10.0.0.1", "10.0.0.2"]
+    assert container_address(words, root) == "10.0.0.1"
+    assert container_address(["fd00::1"], root) == "[fd00::1]"
+    for word in ("::1", "169.254.1.1", "0.0.0.1", "255.255.255.255", "::ffff:127.0.0.1", "::127.0.0.1", "fd00::1%lo",
+                 "192.0.2.7", "fd00::7"):  # fmt: skip
+        assert container_address([word], root) == "", word
+
+
+def test_of_very_many_addresses_the_rest_is_not_looked_at(tree_of_a_host: Tree):
+    assert container_address([*["x"] * 100, "10.0.0.1"], tree_of_a_host.root) == ""
 
 
 def test_another_machines_port_is_at_the_name_that_ssh_uses():
@@ -610,9 +788,36 @@ async def test_a_container_is_entered_by_pct_which_pid_1_starts(
     target = CommandTarget("lxc:129", prefix_for("lxc:129", systemd=tmp_path))
     assert await target.exists("/")
     first, second = argv.read_text().splitlines()
-    assert first.startswith("systemd-run --quiet --pipe --wait --collect ")
+    assert re.match("systemd-run --unit=[^ ]+ --quiet --pipe --wait --collect ", first)
     assert first.endswith(" -- pct exec 129 -- sh -s")
     assert second == "pct exec 129 -- sh -s"
+
+
+@pytest.mark.parametrize("end", ["its time is over", "nobody waits any more", "it never stops talking"])
+async def test_what_is_given_up_is_ended_by_pid_1_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, end: str
+):
+    talk = "exec yes" if end == "it never stops talking" else "exec sleep 600"
+    argv = tools(tmp_path, monkeypatch, pct="", systemd_run=talk, systemctl="")
+    target = CommandTarget("lxc:129", prefix_for("lxc:129", systemd=tmp_path))
+    if end == "its time is over":
+        monkeypatch.setattr(target_batch, "READ_DEADLINE", 1.0)
+        with pytest.raises(TimeoutError, match="did not answer"):
+            await target.exists("/")
+    elif end == "it never stops talking":
+        with pytest.raises(OSError, match="wrote more than"):
+            await target.exists("/")
+    else:
+        writing = asyncio.ensure_future(target.write_file("/file", "text"))
+        while not argv.exists():
+            await asyncio.sleep(0.01)
+        writing.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await writing
+    started, stopped = argv.read_text().splitlines()
+    unit = re.search(r" --unit=(gpu-host-agent-enters-[0-9a-f]{16}\.service) ", started)
+    assert unit is not None
+    assert stopped == f"systemctl stop --no-block -- {unit[1]}"
 
 
 async def test_without_pct_a_container_is_entered_by_lxc_attach(

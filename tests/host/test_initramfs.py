@@ -78,3 +78,8 @@ def test_the_long_listing_of_dracut_is_read_too() -> None:
         "Image: /boot/x: 30M\n-rw-r--r-- 1 root root 10 Jan 1 2026 usr/lib/modules/6.12/extra/nouveau.ko.xz\n"
     )
     assert parse_listing(text, "/boot/x", "dracut --force").modules == ("nouveau",)
+
+
+def test_a_line_of_a_listing_that_names_nothing_is_passed_over():
+    listing = " -> nowhere\n\n   \nusr/lib/modules/6.1/kernel/drivers/vfio/vfio-pci.ko\n"
+    assert parse_listing(listing, "/boot/initrd.img", "update-initramfs -u").modules == ("vfio_pci",)

@@ -141,7 +141,7 @@ async def test_a_p2p_test_is_not_offered_and_says_so(tmp_path: Path):
 async def test_another_root_never_reaches_this_machines_systemd(tmp_path: Path):
     target = LocalTarget(tmp_path)
     for call in (target.start_unit("a.service"), target.stop_unit("a.service"), target.daemon_reload()):
-        with pytest.raises(FileNotFoundError):  # there is no bus socket under that root
+        with pytest.raises(ConnectionError, match="no D-Bus daemon answers"):  # no socket is under that root
             await call
 
 
@@ -235,16 +235,38 @@ async def test_secrets_are_roots_alone_and_come_out_as_they_went_in(tmp_path: Pa
     assert path.parent.stat().st_mode & 0o7777 == 0o700
 
 
-@pytest.mark.parametrize("value", [b"two\nSECRETLINES", b"SECRET\0zero", b"SECRET\r\nmore", b"SECRET\xff"])
+@pytest.mark.parametrize(
+    ("value", "why"),
+    [
+        (b"two\nSECRETLINES", "a secret has one line"),
+        (b"SECRET\r\nmore", "a secret has one line"),
+        (b"SECRET\0zero", "control characters"),
+        (b"SECRET\rmore", "control characters"),
+        (b"SECRET\x1b[0m", "control characters"),
+        (b"SECRET\x7f", "control characters"),
+        ("SECRET\ufffe".encode(), "control characters"),
+        (b"SECRET\xff", "not UTF-8"),
+        (b"SECRET" * 3000, "larger than 16 KiB"),
+    ],
+)
 async def test_a_secret_that_systemd_would_read_otherwise_is_refused_and_not_shown(
-    tmp_path: Path, value: bytes
+    tmp_path: Path, value: bytes, why: str
 ):
     (tmp_path / "token").write_bytes(value)
-    with pytest.raises(OSError) as raised:
+    with pytest.raises(OSError, match=why) as raised:
         await LocalTarget(tmp_path).install_secrets("/q.env", {"HF_TOKEN": "/token"})
     assert "SECRET" not in str(raised.value)
     assert "token" in str(raised.value)
     assert not (tmp_path / "q.env").exists()
+
+
+async def test_a_fifo_is_neither_a_secret_nor_a_file_to_read_and_is_not_waited_for(tmp_path: Path):
+    os.mkfifo(tmp_path / "token")
+    target = LocalTarget(tmp_path)
+    with pytest.raises(OSError, match="not a regular file"):
+        await target.install_secrets("/q.env", {"HF_TOKEN": "/token"})
+    with pytest.raises(OSError, match="not a regular file"):
+        await target.read_file("/token")
 
 
 async def test_a_secret_whose_file_is_missing_names_the_file(tmp_path: Path):

@@ -191,6 +191,20 @@ async def test_a_call_that_hangs_is_given_up_and_the_next_reading_is_whole(host:
 
 
 @needs_compiler
+async def test_while_a_child_of_an_agent_before_this_one_sleeps_in_the_kernel_no_other_is_started(host: Rig):
+    host.tree.file("proc/4711/cmdline", "python\0-P\0-m\0agent.host.nvml_child\0{}\0")
+    host.tree.file("proc/4711/stat", "4711 (python (x)) D 1 4711 4711 0\n")
+    nvml = host.nvml()
+    for _ in range(2):
+        answer = await nvml.read()
+        assert isinstance(answer, Unknown)
+        assert answer.code == "NvmlStuck"
+    assert not host.stub.trace.exists()
+    host.tree.file("proc/4711/cmdline", "another\0")
+    assert isinstance(await nvml.read(), Known)
+
+
+@needs_compiler
 async def test_a_child_that_is_killed_is_unknown_and_says_by_what(host: Rig):
     host.stub.set({"call.nvmlDeviceGetUUID": "kill"})
     answer = await host.unknown()

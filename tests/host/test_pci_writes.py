@@ -3,14 +3,22 @@
 import asyncio
 import errno
 import os
+import re
+import subprocess
+import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from agent.core.binding import FunctionBinding, SlotBinding
 from agent.core.fact import Absent, Known, Unknown
+from agent.core.resolve import Resolved
+from agent.core.selection import Selection
+from agent.core.unbind_unit import unit_name
 from agent.host.sysfs_pci import SysfsPci
-from agent.host.unbind_units import unit_name
+from agent.kinds.udev_rules import udev_rules
 from tests.host.fake_manager import ProcessManager
 from tests.host.trees import Tree, config_space
 
@@ -220,18 +228,126 @@ async def test_a_device_that_somebody_else_keeps_locked_hides_only_itself(host: 
         await asyncio.sleep(0.01)
 
 
-async def test_a_write_that_hangs_is_given_up_and_no_second_one_begins(
+async def test_a_write_that_hangs_is_killed(
     host: Tree, pci: SysfsPci, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("agent.host.sysfs_pci._WRITE_DEADLINE", 0.05)
     fifo = make_fifo(host, f"{DEVICES}/{GPU}/driver_override")
     with pytest.raises(TimeoutError, match=GPU):
         await pci.set_override(GPU, "vfio-pci")
-    with pytest.raises(OSError) as caught:
+    fifo.unlink()
+    host.file(f"{DEVICES}/{GPU}/driver_override", "(null)\n")
+    monkeypatch.undo()
+    await pci.set_override(GPU, "vfio-pci")
+
+
+async def test_a_write_that_not_even_a_kill_ends_is_given_up_and_no_second_one_begins(
+    host: Tree, pci: SysfsPci, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("agent.host.sysfs_pci._WRITE_DEADLINE", 0.05)
+    monkeypatch.setattr("agent.host.command._KILL_WAIT", 0.05)
+    monkeypatch.setattr("agent.host.command._kill", lambda _process: None)  # as for who sleeps in the kernel
+    fifo = make_fifo(host, f"{DEVICES}/{GPU}/driver_override")
+    with pytest.raises(TimeoutError, match=GPU):
+        await pci.set_override(GPU, "vfio-pci")
+    with pytest.raises(OSError, match="has not returned") as caught:
         await pci.set_override(GPU, "vfio-pci")
     assert caught.value.errno == errno.EBUSY
+    override = (await pci.read()).functions[GPU].driver_override
+    assert isinstance(override, Unknown)
+    assert override.code == "DeviceBusy"
+    monkeypatch.undo()
     await pci.set_override(OTHER, "vfio-pci")
     release = os.open(fifo, os.O_RDONLY)
     assert os.read(release, 100) == b"vfio-pci\n"
     assert os.read(release, 100) == b""
     os.close(release)
+    fifo.unlink()
+    host.file(f"{DEVICES}/{GPU}/driver_override", "(null)\n")
+    while isinstance((await pci.read()).functions[GPU].driver_override, Unknown):
+        await asyncio.sleep(0.01)
+
+
+async def test_what_waits_for_a_devices_lock_is_no_thread_of_the_agent(
+    host: Tree, pci: SysfsPci, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A thread in the kernel would keep the whole process from ending, and a new agent from starting."""
+    monkeypatch.setattr("agent.host.sysfs_pci._WRITE_DEADLINE", 0.05)
+    before = threading.enumerate()
+    for address in (GPU, OTHER):
+        make_fifo(host, f"{DEVICES}/{address}/driver_override")
+    with pytest.raises(TimeoutError):
+        await pci.set_override(OTHER, "vfio-pci")
+    assert isinstance((await pci.read()).functions[GPU].driver_override, Unknown)
+    for thread in threading.enumerate():
+        if thread not in before:
+            thread.join(10.0)
+            assert not thread.is_alive()
+
+
+READ_AND_END = """
+import asyncio, pathlib, sys
+from agent.host.sysfs_pci import SysfsPci
+pci = asyncio.run(SysfsPci(pathlib.Path(sys.argv[1])).read())
+print(pci.functions[sys.argv[2]].driver_override.code, flush=True)
+"""
+
+
+def test_an_agent_that_has_read_a_locked_device_ends_when_it_wants_to(host: Tree) -> None:
+    make_fifo(host, f"{DEVICES}/{GPU}/driver_override")
+    argv = [sys.executable, "-c", READ_AND_END, str(host.root), GPU]
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=120, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "DeviceBusy\n", "")
+
+
+async def test_an_override_that_cannot_be_read_is_unknown_and_not_unset(host: Tree, pci: SysfsPci) -> None:
+    override = host.root / DEVICES / GPU / "driver_override"
+    override.unlink()
+    assert isinstance((await pci.read()).functions[GPU].driver_override, Absent)
+    for obstacle in (host.root / "sys", Path("/proc/self/mem")):  # neither opens and reads as an attribute
+        override.unlink(missing_ok=True)
+        override.symlink_to(obstacle)
+        found = (await pci.read()).functions[GPU].driver_override
+        assert isinstance(found, Unknown)
+        assert found.code == "Unreadable"
+    override.unlink()
+    override.write_text("vfio-pci")  # without an end of line
+    assert (await pci.read()).functions[GPU].driver_override == Known("vfio-pci")
+
+
+async def test_B1_an_unbind_that_systemd_starts_too_late_writes_nothing(
+    host: Tree, pci: SysfsPci, manager: ProcessManager
+) -> None:
+    unbind = host.file(UNBIND)
+    await pci.start_unbind(GPU, "nvidia", -1.0)
+    assert await ended(pci, manager, GPU) == "failed: ETIME"
+    assert unbind.read_bytes() == b""
+
+
+async def test_B1_where_systemds_cgroups_cannot_be_seen_nothing_says_that_no_unbind_is_pending(
+    tree: Tree,
+) -> None:
+    tree.function(GPU, 0x030200)
+    tree.directory("run/systemd/system")
+    pci = SysfsPci(tree.root)
+    with pytest.raises(OSError, match="no cgroups at"):
+        await pci.read()
+    with pytest.raises(OSError, match="no cgroups at"):
+        await pci.unbind_state(GPU)
+    tree.file("sys/fs/cgroup/cgroup.controllers", "cpu\n")
+    assert (await pci.read()).pending_unbinds == ()
+
+
+async def test_B1_the_udev_rules_look_for_the_very_cgroup_in_which_an_unbind_runs(
+    host: Tree, pci: SysfsPci
+) -> None:
+    make_fifo(host, UNBIND)
+    await pci.start_unbind(GPU, "nvidia")
+    functions = tuple(FunctionBinding(a, Known("nvidia"), "vfio-pci", Absent()) for a in (GPU, OTHER))
+    slots = tuple(SlotBinding(f.address[:-2], "all", f.address, "vfio-pci", (f,)) for f in functions)
+    lines = udev_rules(Resolved(Selection(), slots)).splitlines()
+    for address, hangs in ((GPU, True), (OTHER, False)):
+        about = [line for line in lines if address in line]
+        assert len(about) == 2  # its override at each event, and its probe at its own
+        looked_for = {re.findall(r'TEST!="/([^"]*)"', line)[0] for line in about}
+        assert [(host.root / path).is_dir() for path in looked_for] == [hangs]

@@ -118,3 +118,26 @@ async def test_one_that_has_ended_makes_room(machine: Machine, end: tuple[str, s
 async def test_a_machine_that_cannot_be_asked_is_an_error(tmp_path: Path):
     with pytest.raises(OSError):
         await SystemctlManager(("false",), tmp_path).unit("a.service")
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        "Failed to start transient service unit: Connection timed out",
+        "Failed to start transient service unit: Connection reset by peer",
+        "Failed to start transient service unit: Transport endpoint is not connected",
+    ],
+)
+async def test_where_systemd_run_got_no_answer_it_is_open_whether_the_command_starts(
+    machine: Machine, said: str
+):
+    (machine.root / "bin/systemd-run").write_text(f"#!/bin/sh\necho '{said}' >&2\nexit 1\n")
+    with pytest.raises(TimeoutError, match="Failed to start transient"):
+        await machine.manager.run(COMMAND)
+
+
+async def test_a_queued_command_of_which_systemd_then_says_nothing_may_have_started(machine: Machine):
+    text = "#!/bin/sh\nprintf '#!/bin/sh\\necho no >&2; exit 1\\n' >\"$UNITS/../bin/systemctl\"\n"
+    (machine.root / "bin/systemd-run").write_text(text)
+    with pytest.raises(TimeoutError, match="nothing tells whether it started"):
+        await machine.manager.run(COMMAND)

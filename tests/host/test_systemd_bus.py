@@ -2,6 +2,7 @@
 
 import asyncio
 import errno
+import socket as listener
 from collections.abc import AsyncIterator
 from contextlib import aclosing
 
@@ -146,6 +147,34 @@ async def test_without_a_bus_the_call_fails_and_with_one_the_same_manager_works(
     assert (await manager.unit("a.service")).load_state == "loaded"
 
 
+@pytest.mark.parametrize("socket", ["is missing", "is no socket", "answers nobody"])
+async def test_a_missing_bus_is_not_a_missing_unit(tmp_path, socket: str):
+    """Whoever is told that a unit does not exist may go on as if its processes were gone."""
+    path = tmp_path / "run/dbus/system_bus_socket"
+    path.parent.mkdir(parents=True)
+    if socket != "is missing":
+        path.write_text("")
+    if socket == "answers nobody":
+        path.unlink()
+        with listener.socket(listener.AF_UNIX) as made:
+            made.bind(str(path))
+    manager = BusManager(tmp_path)
+    for call in (manager.unit, manager.kill, manager.reset_failed, manager.start):
+        with pytest.raises(ConnectionError, match="no D-Bus daemon answers") as raised:
+            await call("a.service")
+        assert raised.value.errno == errno.ENOTCONN
+    with pytest.raises(ConnectionError):
+        await manager.run(COMMAND)
+
+
+async def test_no_other_missing_file_is_taken_for_a_missing_unit(systemd: FakeSystemd, manager: BusManager):
+    missing = BusRefusalError("org.freedesktop.DBus.Error.FileNotFound", "some file")
+    systemd.refuse |= {"LoadUnit": missing, "KillUnit": missing, "ResetFailedUnit": missing}
+    for call in (manager.unit, manager.kill, manager.reset_failed):
+        with pytest.raises(FileNotFoundError, match="some file"):
+            await call("a.service")
+
+
 # -- transient commands -----------------------------------------------------------------------------------------------
 
 
@@ -168,6 +197,18 @@ async def test_a_command_that_still_runs_is_not_started_again(systemd: FakeSyste
         await manager.run(COMMAND)
     assert raised.value.errno == errno.EBUSY
     assert [name for name, _ in systemd.calls].count("StartTransientUnit") == 1
+
+
+async def test_a_queued_command_of_which_systemd_then_says_nothing_may_have_started(
+    systemd: FakeSystemd, manager: BusManager, monkeypatch: pytest.MonkeyPatch
+):
+    def then_fall_silent(*_words: object) -> tuple[str, list[object]]:
+        systemd.refuse["GetUnit"] = BusRefusalError("org.freedesktop.DBus.Error.AccessDenied", "no")
+        return "o", ["/job/3"]
+
+    monkeypatch.setattr(systemd, "_StartTransientUnit", then_fall_silent)
+    with pytest.raises(TimeoutError, match="nothing tells whether it started"):
+        await manager.run(COMMAND)
 
 
 @pytest.mark.parametrize("end", [("active", "exited"), ("failed", "failed")])
@@ -242,6 +283,22 @@ async def test_an_alias_is_watched_where_it_leads(systemd: FakeSystemd, manager:
     async with aclosing(manager.watch(lambda: ["alias.service", "real.service"])) as hints:
         await _next(hints)
         systemd.become("real.service", "active", "running")
+        await _next(hints)
+
+
+@pytest.mark.parametrize("refused", ["LoadUnit", "GetAll"])
+async def test_a_unit_that_systemd_refuses_does_not_end_the_watch_of_the_others(
+    systemd: FakeSystemd, manager: BusManager, refused: str
+):
+    systemd.units |= {"a.service": FakeUnit(), "z.service": FakeUnit()}
+    systemd.refuse_once[refused] = BusRefusalError("org.freedesktop.DBus.Error.InvalidArgs", "no such name")
+    async with aclosing(manager.watch(lambda: ["a.service", "z.service"])) as hints:
+        await _next(hints)  # z is new
+        systemd.become("z.service", "active", "running")
+        await _next(hints)
+        systemd.reloading(begins=False)
+        await _next(hints)  # and a, which is not refused any more
+        systemd.become("a.service", "active", "running")
         await _next(hints)
 
 

@@ -181,6 +181,25 @@ async def test_law_2_an_unbind_that_did_not_return_quarantines_the_device_for_th
     assert "0000:81:00.0" in entry.message
 
 
+@pytest.mark.parametrize(
+    ("error", "stays_open"),
+    [
+        (TimeoutError("systemd did not answer"), True),
+        (ConnectionResetError(104, "the connection to systemd was lost"), True),
+        (OSError(16, "another runs"), False),
+        (TransientError("held"), False),
+    ],
+)
+async def test_law_2_an_unbind_of_which_nothing_tells_whether_it_began_stays_open(
+    bench: Bench, error: Exception, stays_open: bool
+) -> None:
+    bench.steps.name = "driver-binding"
+    bench.steps.script["a"] = failing(error)
+    bind = step("a", kind="driver-binding", verb="bind", params={"0000:81:00.0": "vfio-pci"})
+    await bench.executor.execute(plan_of(bind), OBS, "pass")
+    assert ("0000:81:00.0" in bench.agent.memory.unbinding) == stays_open
+
+
 async def test_a_defect_of_ours_is_recorded_and_not_swallowed(bench: Bench) -> None:
     bench.steps.script["a"] = failing(KeyError("oops"))
     with pytest.raises(KeyError):

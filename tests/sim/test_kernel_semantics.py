@@ -51,8 +51,10 @@ async def test_a_free_gpu_moves_to_vfio_and_back(make_host):
     assert await host.ports.pci.read_driver(GPU) == Known("nvidia")
 
 
-async def test_unbind_from_the_wrong_driver_is_ENODEV(make_host):
+async def test_unbind_from_the_wrong_driver_is_ENODEV_and_from_one_that_is_not_loaded_ENOENT(make_host):
     host = make_host(IDLE)
+    assert await unbind(host, GPU, "vfio-pci") == "failed: ENOENT"
+    await host.ports.platform.load_module("vfio_pci")
     assert await unbind(host, GPU, "vfio-pci") == "failed: ENODEV"
     assert await host.ports.pci.read_driver(GPU) == Known("nvidia")
 
@@ -96,7 +98,7 @@ async def test_unbind_from_vfio_waits_for_the_vm_and_then_returns(make_host):
     await move_to_vfio(host, GPU, AUDIO)
     with host.world.change():
         kernel.vm_start(host.world, "101")
-    assert await unbind(host, GPU, "vfio-pci") == "running"
+    assert await unbind(host, GPU, "vfio-pci") == "running: state S in vfio_unregister_group_dev"
     assert await host.ports.pci.read_driver(GPU) == Absent()
     with host.world.change():
         kernel.vm_stop(host.world, "101")
@@ -171,7 +173,7 @@ async def test_a_rescan_loses_override_and_group_type_and_gives_the_native_drive
     await host.ports.pci.set_group_type(GROUP, "identity")
     pci = await host.ports.pci.read()
     assert pci.functions[GPU].driver == Known("nvidia")
-    assert pci.functions[GPU].driver_override == Absent()
+    assert pci.functions[GPU].driver_override == Absent("not set")
     assert pci.functions[AUDIO].driver == Known("snd_hda_intel")
     assert pci.groups[GROUP].type == Known("DMA")
 

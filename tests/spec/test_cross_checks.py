@@ -45,6 +45,7 @@ ONE_PROBLEM = [
     ("P2P required and its level local", [("NCCL_DEBUG: INFO", "NCCL_P2P_LEVEL: LOC"), ("gpus: inference", "gpus: inference\n      p2p: required")], "nccl.NCCL_P2P_LEVEL", '"p2p: off"'),
     ("variable in env and secrets", [("OMP_NUM_THREADS: 8", "HF_TOKEN: ''")], "env.HF_TOKEN", '"secrets" has too'),
     ("required and forbidden", [("pcie_aspm=off]", "vfio-pci.disable_vga=1]"), ('"vfio-pci.ids=*"', '"vfio-pci.*"')], "kernelArgs.require[0]", 'forbid[0] is "vfio-pci.*"'),
+    ("an edit that would take the root away", [("{mode: enforce}", "{bootFiles: edit}"), ('"vfio-pci.ids=*"', '"r*"')], "kernelArgs.forbid[0]", "leaves root=* alone"),
     ("two arguments in one", [("pcie_aspm=off]", "pcie_aspm=off quiet]")], "kernelArgs.require[0]", "expected one kernel argument"),
     ("resync without end", [("{mode: enforce}", "{resync: 1ms}")], "policy.resync", "expected at least 1 second"),
     ("a service's own unit to be quiesced", [("{mode: enforce}", "{quiesce: [sglang.service]}"), ("{lxc: 129}", "host")], "services.qwen.unit", "policy.quiesce lists too"),
@@ -69,6 +70,8 @@ ALLOWED = [
     [('expect: "4"', "expectRegex: '[[]a]'")],
     [("sevSnp: enabled", "sevSnp: any"), ("iommu: translated", "iommu: passthrough"), ("pcie_aspm=off]", "iommu=pt]")],
     [("[0000:81:00.0]", "{numaNode: 1, count: 4}")],
+    [('"vfio-pci.ids=*"', '"r*"')],
+    [("{mode: enforce}", "{bootFiles: edit}"), ('"vfio-pci.ids=*"', '"console=ttyS0"')],
 ]  # fmt: skip
 
 

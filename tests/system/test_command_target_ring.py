@@ -9,11 +9,13 @@ import pytest
 from agent.core.fact import Known
 from agent.core.observation import Unit
 from agent.host.command_target import CommandTarget
+from agent.host.target_batch import Batch
 from agent.host.target_names import BY_PID_1
 from tests.system.booted_systemd import PATH, BootedSystemd
 
 pytestmark = pytest.mark.system
 UNIT = "target-test.service"
+UNITS = "gpu-host-agent-enters-*"
 ALIAS = "target-alias.service"
 SECRET = " a\"b\\c$HOME `id` 'd' # é=%n "
 SERVICE = f"""[Service]
@@ -141,4 +143,18 @@ async def test_entering_by_pid_1_leaves_no_unit_and_no_line_in_the_journal(
     assert await target.exists("/etc")
     ring.do("journalctl", "--sync")
     assert ring.do("journalctl", "--no-pager", "--output=cat").removeprefix(before).strip() == ""
-    assert ring.do("systemctl", "list-units", "--all", "--no-legend", "run-*").strip() == ""
+    assert ring.do("systemctl", "list-units", "--all", "--no-legend", UNITS).strip() == ""
+
+
+async def test_a_write_that_was_given_up_does_not_come_late(ring: BootedSystemd) -> None:
+    """The command that waited is dead at once; what it waited for is PID 1's."""
+    batch = Batch("lxc:1", (*entering(ring), *BY_PID_1))
+    with pytest.raises(TimeoutError, match="did not answer within 2 s"):
+        await batch.tell("sh", "-c", "touch /run/begun; sleep 6; touch /run/late", deadline=2.0)
+    ring.do("test", "-e", "/run/begun")
+    end = time.monotonic() + 20
+    while ring.do("systemctl", "list-units", "--all", "--no-legend", UNITS).strip():
+        assert time.monotonic() < end, "it still runs"
+        await asyncio.sleep(0.1)
+    await asyncio.sleep(6)
+    assert ring.run(["test", "-e", "/run/late"])[0] == 1

@@ -177,6 +177,13 @@ def test_B1_a_child_that_not_even_SIGKILL_ends_does_not_hold_up_a_restart(
         print(f"\nrestart beside a child that SIGKILL does not end: {seconds:.2f} s")
 
 
+def test_the_agents_memory_is_bounded_and_a_child_that_is_ended_for_it_does_not_stop_the_agent(
+    unit: AgentUnit,
+) -> None:
+    found = unit.show()
+    assert (found["MemoryMax"], found["OOMPolicy"]) == (str(512 << 20), "continue")
+
+
 def restarted(unit: AgentUnit, first: int) -> float:
     """Restart it; how many seconds it took until the new process was ready."""
     began = time.monotonic()

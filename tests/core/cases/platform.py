@@ -1,6 +1,7 @@
 """Golden cases of the platform: each property wrong in turn, and what the operator is told to do."""
 
-from agent.core.boot import GRUB_DROP_IN, KERNEL_CMDLINE, all_wishes, grub_drop_in
+from agent.core.boot import GRUB_DROP_IN, KERNEL_CMDLINE, all_wishes
+from agent.core.boot_edit import grub_drop_in
 from agent.core.fact import Absent, Known, Unknown
 from agent.core.inputs import Inputs
 from agent.core.observation import Holder, Initramfs, Module
@@ -165,6 +166,30 @@ CASES: dict[str, Inputs] = {
         spec(platform={"kernelArgs": {"require": ["x=$(reboot)"]}}, **EDITING),
         no_drop_in,
         boots("grub", "ro", grub="ro"),
+    ),
+    "boot-files-and-a-pattern-that-takes-the-root": case(
+        spec(platform={"kernelArgs": {"forbid": ["r*"]}}, **EDITING),
+        no_drop_in,
+        boots("grub", "root=/dev/sda1 ro", grub=""),
+    ),
+    "boot-files-of-proxmox-with-two-lines": case(
+        EDIT,
+        PT,
+        build.files({KERNEL_CMDLINE: "root=ZFS=rpool/ROOT/pve-1 iommu=pt\nroot=/dev/sdb1\n"}),
+        boots("proxmox-systemd-boot", "ro iommu=pt", line="ro iommu=pt"),
+    ),
+    "boot-files-edited-and-the-refresh-was-cut-short": case(
+        EDIT,
+        build.files({GRUB_DROP_IN: grub_drop_in(all_wishes(EDIT.spec.platform))}),
+        boots("proxmox-grub", "", "ro pcie_aspm=off", grub="ro"),
+        build.platform(next_cmdline=Unknown("the ESPs are not mounted", "NotMounted")),
+        build.with_memory(unrefreshed=GRUB_DROP_IN),
+    ),
+    "boot-files-edited-and-what-became-of-them-cannot-be-read": case(
+        EDIT,
+        build.files({GRUB_DROP_IN: grub_drop_in(all_wishes(EDIT.spec.platform))}),
+        boots("proxmox-grub", "", "ro pcie_aspm=off", grub="ro"),
+        build.platform(next_cmdline=Unknown("the ESPs are not mounted", "NotMounted")),
     ),
     "boot-files-right-already-get-no-file-of-the-agent": case(
         EDIT,

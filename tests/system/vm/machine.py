@@ -44,7 +44,8 @@ class VirtualMachine(Guest):
 
     ``append`` is added to the kernel's command line. ``persist``: the disk lives as long as this object, through
     ``reboot`` and ``stop``/``start``; else each start has a fresh one. ``edu_cards``: edu devices have the cards'
-    identity, too, and can be told to do DMA. The rest is ``Hardware``'s.
+    identity, too, and can be told to do DMA. ``over``: a tar archive for the guest's root, in place of ``image.payload``'s.
+    The rest is ``Hardware``'s.
 
     Its making skips the test (in CI: fails it) where this machine cannot run one.
     Every method that talks to the guest raises ``GuestDeadError`` with the serial console's tail where it is dead.
@@ -56,6 +57,7 @@ class VirtualMachine(Guest):
         append: str = "",
         persist: bool = False,
         edu_cards: bool = False,
+        over: Path | None = None,
         **hardware: Unpack[HardwareOptions],
     ) -> None:
         super().__init__()
@@ -64,6 +66,7 @@ class VirtualMachine(Guest):
         self.boot_seconds = 0.0  # the last boot: from QEMU's start until systemd had nothing left to do
         self._image = image = needed_image()
         need_hardware(self.hardware)
+        self._over = over
         self._always = "gpu_tests.edu_cards" if edu_cards else ""
         self._folder = Path(tempfile.mkdtemp(prefix="gpu-host-agent-vm-"))
         self._root = image.root
@@ -82,7 +85,7 @@ class VirtualMachine(Guest):
         for leftover in ("serial.log", "channel", "qmp"):
             (self._folder / leftover).unlink(missing_ok=True)
         begin, environment = program(self.hardware)
-        rest = arguments(self.hardware, self._image, self._root, payload(), self._folder)
+        rest = arguments(self.hardware, self._image, self._root, self._over or payload(), self._folder)
         line = kernel_command_line(f"{self._always} {self.append}")
         # It must not outlive the tests, however they end.
         guarded = ["nice", "setpriv", "--pdeathsig", "KILL"]
