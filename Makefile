@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 PYTEST_WORKERS ?= auto
 READY := $(VENV)/.ready
 
-.PHONY: demo test check test-system bench install lock clean setup
+.PHONY: demo test check test-system test-gpu bench install lock clean setup
 .DEFAULT_GOAL := test
 
 setup: $(READY)
@@ -19,7 +19,7 @@ demo: $(READY)
 	@$(BIN)/python -m agent.app.demo --directory build/demo
 
 test: $(READY)
-	@$(BIN)/python -m pytest -n $(PYTEST_WORKERS) -m "not system" $(ARGS)
+	@$(BIN)/python -m pytest -n $(PYTEST_WORKERS) -m "not system and not gpu" $(ARGS)
 
 check: $(READY)
 	@$(BIN)/ruff check .
@@ -30,6 +30,10 @@ check: $(READY)
 # The slow rings; as root. What this machine lacks is skipped with the reason, and fails with AGENT_CI=1.
 test-system: $(READY)
 	@$(BIN)/python -m pytest -m system $(ARGS)
+
+# On a host with GPUs on the driver nvidia and nothing on them, as root; elsewhere skipped with the reason.
+test-gpu: $(READY)
+	@$(BIN)/python -m pytest -m gpu tests/gpu $(ARGS)
 
 bench: $(READY)
 	@$(BIN)/python -m tests.bench --out build/bench.json
@@ -45,7 +49,7 @@ lock:
 	uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-header --no-emit-index-url --no-annotate \
 	  --group build -o .ci/build.lock pyproject.toml
 	uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-header --no-emit-index-url --no-annotate \
-	  -o .ci/install.lock pyproject.toml
+	  --extra p2p -o .ci/install.lock pyproject.toml
 
 clean:
 	rm -rf $(VENV) build .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache *.egg-info

@@ -12,6 +12,7 @@ from typing import Protocol
 
 from agent.core.bench import LevelResult
 from agent.core.fact import Fact
+from agent.core.nccl_verdict import NcclStep
 from agent.core.observation import Holder, Nvml, Pci, Platform, Process, TargetFacts, Unit
 from agent.core.spec import BenchmarkSpec
 from agent.core.verdict import PathVerdict
@@ -100,9 +101,13 @@ class NvmlPort(Protocol):
 
     async def read(self) -> Fact[Nvml]: ...
 
-    async def set_persistence_mode(self, address: str, *, on: bool) -> None: ...
+    async def set(self, address: str, setting: str, value: str) -> None:
+        """One setting of one GPU. Success says nothing: read it afterwards.
 
-    async def set_power_limit(self, address: str, watts: int) -> None: ...
+        persistence-mode, ecc, mig: on or off. power-limit: watts. locked-graphics-clocks, locked-memory-clocks: as
+        ``quantity.parse_clocks`` reads them. compute-mode: a word of the spec.
+        """
+        ...
 
 
 class HoldersPort(Protocol):
@@ -213,16 +218,56 @@ class InferencePort(Protocol):
 
 
 class P2PTestPort(Protocol):
-    async def run(self, gpus: Sequence[str], progress: Callable[[str], None]) -> "P2PTestResult":
-        """Test every ordered pair of these GPUs. Every step has a deadline inside."""
+    async def run(
+        self,
+        gpus: Sequence[str],
+        progress: Callable[[str], None],
+        *,
+        full: bool = False,
+        seed: int | None = None,
+    ) -> "P2PTestResult":
+        """Test every ordered pair of these GPUs. Every step has a deadline inside.
+
+        ``full``: more patterns and sizes, and nearly all memory. ``seed``: of an earlier test, to repeat its data.
+        """
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class P2PTestResult:
+    """``lacks``: what is not installed on this host, cuda-bindings or libcuda, so that nothing could be tested."""
+
     paths: tuple[PathVerdict, ...]
     controls_ok: bool
     control_detail: str = ""
+    controls: tuple[PathVerdict, ...] = ()
+    seed: int | None = None
+    lacks: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class NcclSteps:
+    """What an NCCL check told. ``ended``: why it was given up before it finished; "" where it was not."""
+
+    steps: tuple[NcclStep, ...]
+    ended: str = ""
+
+
+class NcclCheckPort(Protocol):
+    async def run(
+        self,
+        target: str,
+        python: str,
+        env: Mapping[str, str],
+        request: Mapping[str, object],
+        limit: float,
+    ) -> NcclSteps:
+        """Run the check in a target with a service's interpreter and environment, for ``limit`` seconds at most.
+
+        Nothing of it is left there, whatever comes of it, except processes that the kernel does not let go: they are
+        in its last steps. Raises OSError where it cannot be started.
+        """
+        ...
 
 
 class NotifyPort(Protocol):
@@ -269,3 +314,4 @@ class Ports:
     inference: InferencePort
     p2p_test: P2PTestPort
     simulated: str = ""
+    nccl_check: NcclCheckPort | None = None  # a simulated host has no interpreter to ask

@@ -38,6 +38,7 @@ def run(args: argparse.Namespace, kind: str, profile: str, paths: Paths) -> int:
         ),
         "explain": lambda: _explain(args.path, paths),
         "schema": _schema,
+        "selftest": lambda: _async(_selftest, args, kind, profile, paths),
     }
     try:
         return commands[args.command]()
@@ -167,6 +168,12 @@ async def _observe(args: argparse.Namespace, kind: str, profile: str, paths: Pat
         _say_simulated(simulated)
         print(render_observation(obs, color=use_color(sys.stdout)))
     return OK
+
+
+async def _selftest(args: argparse.Namespace, kind: str, profile: str, paths: Paths) -> int:
+    from agent.app.selftest_command import selftest
+
+    return await selftest(args, _choice(args, kind, profile), paths)
 
 
 def _validate(files: list[str]) -> int:

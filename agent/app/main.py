@@ -11,7 +11,7 @@ from agent.app.paths import choose_host, paths_for
 OK, ERROR, USAGE = 0, 1, 64
 EPILOG = """\
 exit codes: plan: 0 nothing to do, 2 changes, 3 blocked or refused; status: 0 Ready, 3 not Ready, 4 unknown or stale;
-otherwise 0 done, 1 error, 64 usage"""
+selftest: 0 all right, 3 not, 4 it could not judge; otherwise 0 done, 1 error, 64 usage"""
 
 
 class _Parser(argparse.ArgumentParser):
@@ -65,6 +65,27 @@ def _parser() -> argparse.ArgumentParser:
     observe.add_argument("-o", "--output", choices=["table", "json"], default="table")
     command("explain", "what a spec field means, its value and why").add_argument("path", metavar="PATH")
     command("schema", "print the JSON Schema of the spec")
+    text = "test now whether what is said of this host is so"
+    tests = commands.add_parser("selftest", help=text, description=text).add_subparsers(
+        dest="test", metavar="TEST", required=True, parser_class=_Parser
+    )
+    text = "is the data right that GPUs write into each other's memory?"
+    p2p = tests.add_parser("p2p", help=text, description=text, parents=[common])
+    p2p.add_argument(
+        "--gpus", metavar="ADDRESS,...", help="PCI addresses (default: the spec's GPUs on nvidia)"
+    )
+    p2p.add_argument("--full", action="store_true", help="more sizes and patterns, and nearly all memory")
+    p2p.add_argument("--seed", type=int, metavar="N", help="the seed of an earlier test, to repeat its data")
+    p2p.add_argument("--force", action="store_true", help="also test GPUs that somebody uses")
+    p2p.add_argument("-o", "--output", choices=["text", "json"], default="text")
+    text = "do NCCL's collectives work between a service's GPUs, with its own interpreter and environment?"
+    nccl = tests.add_parser("nccl", help=text, description=text, parents=[common])
+    nccl.add_argument("service", metavar="SERVICE", help="a service of the spec; it must be stopped")
+    nccl.add_argument(
+        "--control", action="store_true", help="once more with NCCL's P2P off, also after a success"
+    )
+    nccl.add_argument("--force", action="store_true", help="also on GPUs that somebody uses")
+    nccl.add_argument("-o", "--output", choices=["text", "json"], default="text")
     return parser
 
 

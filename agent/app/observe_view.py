@@ -2,16 +2,17 @@
 
 import shlex
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
+from agent.app.fact_words import Row, tell, value_words
 from agent.app.observe_dict import HIDDEN, observation_to_dict, shown, shown_argv, shown_env
+from agent.app.observe_nvml import nvml_rows
 from agent.app.status_page import table
 from agent.app.terminal import Style, cells, escape, pad, wrap
 from agent.core.fact import Absent, Fact, Known, Unknown
 from agent.core.kernel_log import note
 from agent.core.observation import (
-    Gpu,
     Holder,
     KernelEvent,
     Module,
@@ -29,7 +30,6 @@ WIDTH = 100
 NVIDIA = 0x10DE
 RELEVANT_MODULES = ("nvidia", "nouveau", "vfio", "kvm", "snd_hda_intel", "ccp")
 CLASSES = {0x0300: "VGA", 0x0302: "3D", 0x0403: "audio", 0x0C03: "USB", 0x0C80: "serial bus"}
-Row = tuple[str, str]
 
 
 def render_observation(obs: Observation, *, color: bool) -> str:
@@ -40,36 +40,16 @@ def render_observation(obs: Observation, *, color: bool) -> str:
         ("Kernel modules", _modules(obs, style)),
         ("PCI: NVIDIA functions", _pci(obs, style)),
         ("PCI: bridges and the rest", _rest(obs, style)),
-        ("Holders", _rows([(a, _tell(f, style, _holders)) for a, f in sorted(obs.holders.items())])),
+        ("Holders", _rows([(a, tell(f, style, _holders)) for a, f in sorted(obs.holders.items())])),
         ("NVML", _nvml(obs, style)),
         ("Targets", _targets(obs, style)),
         ("Services", _services(obs, style)),
-        ("Units that may be quiesced", _rows([(n, _tell(f, style, _unit)) for n, f in sorted(obs.quiesced.items())])),
-        ("Files of the agent on this host", _rows([(p, _tell(f, style, _size)) for p, f in sorted(obs.host_files.items())])),
+        ("Units that may be quiesced", _rows([(n, tell(f, style, _unit)) for n, f in sorted(obs.quiesced.items())])),
+        ("Files of the agent on this host", _rows([(p, tell(f, style, _size)) for p, f in sorted(obs.host_files.items())])),
         ("Kernel events since boot", _events(obs, style)),
     ]  # fmt: skip
     blocks = ["\n".join([style.strong(title), *lines]) for title, lines in sections if lines]
     return "\n\n".join(blocks)
-
-
-def _tell(fact: Fact[Any], style: Style, say: Callable[..., str] | None = None) -> str:
-    """One fact. Unknown is written in capitals: it must not read like a value."""
-    match fact:
-        case Known(value):
-            return escape(shown(say(value) if say else _value(value)))
-        case Absent(reason):
-            return style.faint("none") + (f" ({escape(reason)})" if reason else "")
-        case Unknown(reason, code):
-            return style.unsure("UNKNOWN") + f" ({escape(code)}: {escape(reason)})"
-    raise TypeError(f"not a fact: {fact!r}")
-
-
-def _value(value: object) -> str:
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    if isinstance(value, tuple):
-        return " ".join(_value(item) for item in value) or "(empty)"
-    return str(value)
 
 
 def _rows(rows: Iterable[Row]) -> list[str]:
@@ -90,12 +70,12 @@ def _platform(obs: Observation, style: Style) -> list[Row]:
         "NVIDIA kernel driver": seen.nvidia_driver, "systemd": seen.systemd, "modprobe.d options": seen.module_options,
         "boot loader": seen.boot_loader, "next command line": seen.next_cmdline,
     }  # fmt: skip
-    rows = [(name, _tell(fact, style)) for name, fact in facts.items()]
+    rows = [(name, tell(fact, style)) for name, fact in facts.items()]
     return [
         *rows,
         (
             "GPU drivers in the initramfs",
-            _tell(seen.initramfs, style, lambda i: " ".join(i.modules) or "none"),
+            tell(seen.initramfs, style, lambda i: " ".join(i.modules) or "none"),
         ),
     ]
 
@@ -103,7 +83,7 @@ def _platform(obs: Observation, style: Style) -> list[Row]:
 def _modules(obs: Observation, style: Style) -> list[str]:
     modules = obs.platform.modules
     if not isinstance(modules, Known):
-        return _rows([("modules", _tell(modules, style))])
+        return _rows([("modules", tell(modules, style))])
     relevant = [m for name, m in sorted(modules.value.items()) if name.startswith(RELEVANT_MODULES)]
     lines = _rows([(m.name, escape(_module(m))) for m in relevant])
     return [*lines, f"  (other modules loaded: {len(modules.value) - len(relevant)})"]
@@ -117,7 +97,7 @@ def _module(module: Module) -> str:
 
 def _pci(obs: Observation, style: Style) -> list[str]:
     if not isinstance(obs.pci, Known):
-        return _rows([("PCI tree", _tell(obs.pci, style))])
+        return _rows([("PCI tree", tell(obs.pci, style))])
     pci = obs.pci.value
     ours = [f for _, f in sorted(pci.functions.items()) if f.vendor_id == NVIDIA and not f.is_bridge]
     if not ours:
@@ -136,7 +116,7 @@ def _pci(obs: Observation, style: Style) -> list[str]:
 
 def _word(fact: Fact[Any]) -> str:
     if isinstance(fact, Known):
-        return escape(_value(fact.value))
+        return escape(value_words(fact.value))
     return "none" if isinstance(fact, Absent) else "UNKNOWN"
 
 
@@ -167,7 +147,9 @@ def _link(function: PciFunction) -> str:
 
 def _recovery(function: PciFunction, style: Style) -> str:
     """What there is to bring a lost GPU back, and whether the kernel may put it to sleep."""
-    return f"reset by {_tell(function.reset_methods, style)}, power control {_tell(function.power_control, style)}"
+    return (
+        f"reset by {tell(function.reset_methods, style)}, power control {tell(function.power_control, style)}"
+    )
 
 
 def _reasons(functions: list[PciFunction], style: Style) -> list[Row]:
@@ -183,7 +165,7 @@ def _reasons(functions: list[PciFunction], style: Style) -> list[Row]:
         "serial",
     )
     return [
-        (f.address, f"{name}: {_tell(fact, style)}")
+        (f.address, f"{name}: {tell(fact, style)}")
         for f in functions
         for name in named
         if isinstance(fact := getattr(f, name), Unknown)
@@ -200,7 +182,7 @@ def _rest(obs: Observation, style: Style) -> list[str]:
             told = (
                 f"{function.acs_ctl.value:#06x}"
                 if isinstance(function.acs_ctl, Known)
-                else _tell(function.acs_ctl, style)
+                else tell(function.acs_ctl, style)
             )
             acs.setdefault(told, []).append(address)
     rows = [
@@ -212,7 +194,7 @@ def _rest(obs: Observation, style: Style) -> list[str]:
     for number, group in sorted(pci.groups.items()):
         if any(pci.functions[a].vendor_id == NVIDIA for a in group.members if a in pci.functions):
             rows.append(
-                (f"IOMMU group {number}", f"{_tell(group.type, style)}: {escape(' '.join(group.members))}")
+                (f"IOMMU group {number}", f"{tell(group.type, style)}: {escape(' '.join(group.members))}")
             )
     return _rows(rows)
 
@@ -222,23 +204,9 @@ def _holders(holders: tuple[Holder, ...]) -> str:
 
 
 def _nvml(obs: Observation, style: Style) -> list[str]:
-    if not isinstance(obs.nvml, Known):
-        return _rows([("NVML", _tell(obs.nvml, style))])
-    seen = obs.nvml.value
-    facts = (("driver", seen.driver_version), ("NVML", seen.nvml_version), ("CUDA", seen.cuda_version))
-    rows = [(name, _tell(fact, style)) for name, fact in facts]
-    for address, gpu in sorted(seen.gpus.items()):
-        rows += _gpu(gpu.value, style) if isinstance(gpu, Known) else [(address, _tell(gpu, style))]
-    return _rows(rows)
-
-
-def _gpu(gpu: Gpu, style: Style) -> list[Row]:
-    first = f"{_tell(gpu.name, style)}, {_tell(gpu.uuid, style)}, index {gpu.index}, minor {_tell(gpu.minor, style)}"
-    power = f"power limit {_tell(gpu.power_limit, style, '{} W'.format)}, persistence mode {_tell(gpu.persistence_mode, style)}"
-    memory = f"memory {_tell(gpu.memory_used, style)} of {_tell(gpu.memory_total, style)} MiB, busy {_tell(gpu.utilization, style, '{} %'.format)}"
-    state = f"recovery action {_tell(gpu.recovery_action, style)}, processes {_tell(gpu.pids, style)}"
-    link = f"link gen {_tell(gpu.link_gen, style)} of {_tell(gpu.max_link_gen, style)}, x{_tell(gpu.link_width, style)}"
-    return [(gpu.address, first), ("", power), ("", memory), ("", state), ("", link)]
+    return _rows(
+        nvml_rows(obs.nvml.value, style) if isinstance(obs.nvml, Known) else [("NVML", tell(obs.nvml, style))]
+    )
 
 
 def _targets(obs: Observation, style: Style) -> list[str]:
@@ -249,7 +217,7 @@ def _targets(obs: Observation, style: Style) -> list[str]:
             "/dev/shm bytes": seen.shm_bytes, "device nodes": seen.device_nodes, "SGLang": seen.sglang_version,
         }  # fmt: skip
         lines += [f"  {escape(name)}"] if len(obs.targets) > 1 or name != "host" else []
-        lines += _rows([(f"  {label}", _tell(fact, style)) for label, fact in facts.items()])
+        lines += _rows([(f"  {label}", tell(fact, style)) for label, fact in facts.items()])
     return lines
 
 
@@ -259,17 +227,17 @@ def _services(obs: Observation, style: Style) -> list[str]:
 
 def _service(name: str, seen: ServiceFacts, style: Style) -> list[str]:
     rows = [
-        ("  unit", _tell(seen.unit, style, _unit)),
-        ("  health", _tell(seen.health, style)),
-        ("  model present", _tell(seen.model_present, style)),
-        ("  files", _tell(seen.files, style, _sizes)),
+        ("  unit", tell(seen.unit, style, _unit)),
+        ("  health", tell(seen.health, style)),
+        ("  model present", tell(seen.model_present, style)),
+        ("  files", tell(seen.files, style, _sizes)),
     ]
     if isinstance(seen.process, Known):
         process = seen.process.value
         rows.append(("  process", escape(f"{process.pid}: {shlex.join(shown_argv(process.argv))}")))
         rows += _environment(process.env)
     else:
-        rows.append(("  process", _tell(seen.process, style)))
+        rows.append(("  process", tell(seen.process, style)))
     return [f"  {escape(name)}", *_rows(rows)]
 
 
@@ -299,7 +267,7 @@ def _sizes(files: Mapping[str, str]) -> str:
 def _events(obs: Observation, style: Style) -> list[str]:
     events = obs.kernel_events
     if not isinstance(events, Known):
-        return _rows([("kernel log", _tell(events, style))])
+        return _rows([("kernel log", tell(events, style))])
     gaps = [("kernel log", "lines of this boot were overwritten unread")] if obs.kernel_gaps else []
     left = (
         [("kernel log", "it grows faster than it can be read: lines are left")] if obs.kernel_unread else []

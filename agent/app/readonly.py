@@ -26,25 +26,34 @@ async def plan_only(choice: Choice, paths: Paths) -> tuple[Plan, str, bool, str]
     """The plan for the spec file as it is now, why it would not be executed ("" when it would), whether an approval
     would let it, and the simulated host's profile ("" on a real host).
     """
-    loaded = _load(paths)
-    host, memory = loaded.spec, _memory(paths)
-    memory = adopt(memory, _in_force(paths), loaded)
-    obs, simulated, now = await _observe(choice, paths, host, memory)
-    inputs = Inputs(host, memory.generation, obs, absorb(memory, obs, now), now, bool(simulated))
+    inputs, simulated = await inputs_now(choice, paths)
     plan = plan_all(ALL, inputs)
     violations = check_plan(plan, inputs, trajectory(ALL, plan, inputs))
     blocked, approvable = barred(plan, inputs, violations)
     return plan, blocked, approvable, simulated
 
 
+async def inputs_now(choice: Choice, paths: Paths) -> tuple[Inputs, str]:
+    """What a pass would begin with now, for the spec file as it is; and the simulated host's profile."""
+    loaded = _load(paths)
+    memory = adopt(remembered(paths), _in_force(paths), loaded)
+    obs, simulated, now = await _observe(choice, paths, loaded.spec, memory)
+    known = absorb(memory, obs, now)
+    return Inputs(loaded.spec, memory.generation, obs, known, now, bool(simulated)), simulated
+
+
 async def observe_only(choice: Choice, paths: Paths) -> tuple[Observation, str]:
     """Every fact of this host; with a spec that can be read, also its targets and services."""
-    try:
-        host = load(paths.spec.read_text(encoding="utf-8"), str(paths.spec)).spec
-    except (OSError, UnicodeDecodeError, SpecError):
-        host = GpuHost.model_validate(EMPTY_SPEC)
-    obs, simulated, _ = await _observe(choice, paths, host, _memory(paths))
+    obs, simulated, _ = await _observe(choice, paths, spec_or_none(paths), remembered(paths))
     return obs, simulated
+
+
+def spec_or_none(paths: Paths) -> GpuHost:
+    """The spec; one that says nothing where there is none that can be read."""
+    try:
+        return load(paths.spec.read_text(encoding="utf-8"), str(paths.spec)).spec
+    except (OSError, UnicodeDecodeError, SpecError):
+        return GpuHost.model_validate(EMPTY_SPEC)
 
 
 async def _observe(
@@ -91,6 +100,6 @@ def _in_force(paths: Paths) -> GpuHost | None:
         return None
 
 
-def _memory(paths: Paths) -> Memory:
+def remembered(paths: Paths) -> Memory:
     path = paths.state / "memory.json"
     return Memory.model_validate_json(path.read_bytes()) if path.exists() else Memory()

@@ -20,6 +20,7 @@ Schema = dict[str, Any]
 
 _PATTERN_WORDS = {
     "600W": "power",
+    "300-2000MHz": "clocks",
     "30s": "duration",
     "5%": "percentage",
     ">= 100 tok/s": "floor",

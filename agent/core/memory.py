@@ -122,9 +122,13 @@ class Memory(Record):
     rejected: dict[str, Rejected] = {}
     trials: dict[str, TrialRecord] = {}
     baselines: tuple[Baseline, ...] = ()
+    host_memory: dict[str, str] = {}  # target -> why NCCL cannot share host memory by cuMem with P2P off
     quarantine: dict[str, Quarantine] = {}
     unbinding: dict[str, Unbinding] = {}  # by function address
     identities: dict[str, Identity] = {}
+    busy_alone: dict[
+        str, float
+    ] = {}  # GPU -> since when it has been fully busy with nothing on it, wall clock
     approved: str = ""  # plan id that the operator approved and that has not begun yet
     grant: Grant | None = None
     starts: tuple[float, ...] = ()  # wall-clock times of service starts, for the budget

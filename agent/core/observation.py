@@ -8,8 +8,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from agent.core.fact import Absent, Fact, Known, Unknown
+from agent.core.gpu_facts import P2PCapability, RemappedRows
 
 NOT_READ = Unknown("not read in this pass", "NotObserved")
+NOT_TOLD = "NotTold"  # code of a setting that can be written, and that nothing reads back
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,6 +139,15 @@ class Gpu:
     persistence_mode: Fact[bool] = NOT_READ
     power_limit: Fact[int] = NOT_READ
     power_limit_range: Fact[tuple[int, int]] = NOT_READ
+    locked_graphics_clocks: Fact[tuple[int, int]] = NOT_READ  # MHz, by quantity.UNLOCKED; else NOT_TOLD
+    locked_memory_clocks: Fact[tuple[int, int]] = NOT_READ
+    graphics_clock: Fact[int] = NOT_READ  # MHz at this moment
+    memory_clock: Fact[int] = NOT_READ
+    ecc_mode: Fact[bool] = NOT_READ
+    ecc_pending: Fact[bool] = NOT_READ  # what it will be after the next reset
+    mig_mode: Fact[bool] = NOT_READ
+    mig_pending: Fact[bool] = NOT_READ
+    compute_mode: Fact[str] = NOT_READ  # default, exclusiveProcess, prohibited
     memory_total: Fact[int] = NOT_READ
     memory_used: Fact[int] = NOT_READ
     utilization: Fact[int] = NOT_READ
@@ -145,6 +156,14 @@ class Gpu:
     link_gen: Fact[int] = NOT_READ
     max_link_gen: Fact[int] = NOT_READ
     link_width: Fact[int] = NOT_READ
+    max_link_width: Fact[int] = NOT_READ
+    replays: Fact[int] = NOT_READ  # PCIe packets sent again since the driver took the GPU
+    vbios: Fact[str] = NOT_READ
+    bar1_total: Fact[int] = NOT_READ
+    clock_reasons: Fact[tuple[str, ...]] = NOT_READ  # what holds the clocks down now
+    graphics_pids: Fact[tuple[int, ...]] = NOT_READ
+    remapped_rows: Fact[RemappedRows] = NOT_READ
+    p2p: Fact[Mapping[str, P2PCapability]] = NOT_READ  # to each other GPU by its address
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,6 +172,7 @@ class Nvml:
     nvml_version: Fact[str] = NOT_READ
     cuda_version: Fact[str] = NOT_READ
     gpus: Mapping[str, Fact[Gpu]] = field(default_factory=dict)  # by PCI address
+    confidential_compute: Fact[str] = NOT_READ  # off; on (production), with what is not usual about it
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,5 +1,6 @@
 """P2P on or off for one service: the one decision that drives every consumer (law 4)."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -7,8 +8,8 @@ from agent.core.binding import group_of
 from agent.core.fact import Fact, Known, Unknown, value_or
 from agent.core.inputs import Inputs
 from agent.core.observation import KernelEvent, Observation
-from agent.core.spec import Service
-from agent.core.verdict import P2PVerdict, current, fingerprint, usable
+from agent.core.spec import Service, target_name
+from agent.core.verdict import P2PVerdict, PathVerdict, current, fingerprint, usable
 
 SNP_REFUSAL = "SNP: IOMMU disabled or configured in passthrough mode, SNP cannot be supported"
 
@@ -23,6 +24,7 @@ class P2PDecision:
     verdict: P2PVerdict | None = None
     current: bool = False  # the verdict speaks about the host as it is
     refusal: str = ""
+    host_memory: str = ""  # why NCCL must share host memory without cuMem; "" where it need not
     unknown: str = ""  # a good verdict may still hold, and the host cannot be read well enough to tell
 
 
@@ -32,9 +34,11 @@ def decide(service: Service, gpus: tuple[str, ...], inputs: Inputs) -> P2PDecisi
         return P2PDecision(on=False, source="rule", reason=reason, current=True)
     verdict = standing(inputs.memory.verdict_for(gpus), inputs.obs, gpus)
     now = settled(verdict, inputs.obs, gpus)
+    host_memory = inputs.memory.host_memory.get(target_name(service.target), "")
     if service.p2p == "off":
+        said = "the spec says p2p: off"
         return P2PDecision(
-            on=False, source="spec", reason="the spec says p2p: off", verdict=verdict, current=now
+            on=False, source="spec", reason=said, verdict=verdict, current=now, host_memory=host_memory
         )
     good = holds(verdict, inputs.obs, gpus)
     unread = unreadable(inputs.obs, gpus) if verdict is not None and not verdict.revoked else ""
@@ -52,6 +56,7 @@ def decide(service: Service, gpus: tuple[str, ...], inputs: Inputs) -> P2PDecisi
         verdict=verdict,
         current=now,
         refusal=refusal,
+        host_memory=host_memory,
         unknown=may_hold,
     )
 
@@ -148,6 +153,19 @@ def _why(verdict: P2PVerdict | None, unread: str, *, now: bool) -> str:
         return "the host has changed since the P2P self-test, and untested is treated as off"
     tail = f" ({verdict.explanation})" if verdict.explanation and verdict.result != "good" else ""
     return f"the P2P self-test found {verdict.summary()}{tail}"
+
+
+def likely_cause(paths: Iterable[PathVerdict], obs: Observation, gpus: tuple[str, ...]) -> str:
+    """Why these paths are not all good, as far as the host shows it; "" when they are."""
+    found = {p.result for p in paths} - {"good"}
+    if not found:
+        return ""
+    if found == {"unsupported"}:
+        return (
+            "the driver offers no peer access between these GPUs: cards without P2P, or P2P switched off by an option of "
+            "the module nvidia (NVreg_RegistryDwords)"
+        )
+    return explain(obs, gpus)
 
 
 def explain(obs: Observation, gpus: tuple[str, ...]) -> str:

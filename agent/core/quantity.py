@@ -30,6 +30,32 @@ def parse_watts(value: object) -> int:
     return int(match[1])
 
 
+UNLOCKED = (0, 0)  # a range of clocks that locks nothing
+
+
+def parse_clocks(value: object) -> tuple[int, int]:
+    """MHz, lowest and highest, from "300-2000MHz" or "1500MHz"; ``UNLOCKED`` from "unlocked"."""
+    if value == "unlocked":
+        return UNLOCKED
+    match = (
+        re.fullmatch(r"\s*([1-9]\d*)(?:\s*-\s*([1-9]\d*))?\s*MHz\s*", value)
+        if isinstance(value, str)
+        else None
+    )
+    if match is None or int(match[1]) > int(match[2] or match[1]):
+        raise ValueError(
+            'expected clocks with their unit, lowest first, such as "300-2000MHz", or "unlocked"'
+        )
+    return int(match[1]), int(match[2] or match[1])
+
+
+def say_clocks(clocks: tuple[int, int]) -> str:
+    low, high = clocks
+    if clocks == UNLOCKED:
+        return "unlocked"
+    return f"{low}MHz" if low == high else f"{low}-{high}MHz"
+
+
 def parse_percent(value: object) -> float:
     """A fraction from "5%"."""
     match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*%\s*", value) if isinstance(value, str) else None

@@ -18,6 +18,8 @@ HEADER = "# Written by gpu-host-agent from the spec; edits here are drift and wi
 # One verdict, every consumer: NCCL, and SGLang's own custom all-reduce, use P2P independently of each other.
 P2P_OFF_ENV = {"NCCL_P2P_DISABLE": "1"}
 P2P_OFF_FLAG = "disable-custom-all-reduce"
+# With P2P off NCCL goes by host memory, and shares it by cuMem, which needs the peer access that P2P off forbids.
+HOST_MEMORY_ENV = {"NCCL_CUMEM_HOST_ENABLE": "0"}
 
 RULES_ENV = {
     "CUDA_DEVICE_ORDER": ("PCI_BUS_ID", "so that indices follow bus addresses in every process"),
@@ -98,6 +100,9 @@ def _environment(
         put(name, _say(raw), "spec", "the spec says so")
     for name, value in P2P_OFF_ENV.items() if not p2p.on else ():
         put(name, value, p2p.source, p2p.reason)
+    for name, value in HOST_MEMORY_ENV.items() if p2p.host_memory and not p2p.on else ():
+        if name not in env:  # the spec may know better: it says so in as many words
+            put(name, value, "rule", p2p.host_memory)
     return dict(sorted(env.items()))
 
 

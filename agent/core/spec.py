@@ -20,7 +20,15 @@ from pydantic import (
 )
 from pydantic.alias_generators import to_camel
 
-from agent.core.quantity import parse_duration, parse_floor, parse_percent, parse_rate, parse_watts
+from agent.core.quantity import (
+    parse_clocks,
+    parse_duration,
+    parse_floor,
+    parse_percent,
+    parse_rate,
+    parse_watts,
+    say_clocks,
+)
 
 
 class SpecModel(BaseModel):
@@ -79,6 +87,12 @@ Watts = Annotated[
     PlainSerializer(lambda v: f"{v}W", return_type=str),
     _text(r"^\s*\d+\s*W\s*$", "600W"),
 ]
+Clocks = Annotated[
+    tuple[int, int],
+    _parsed(parse_clocks, tuple),
+    PlainSerializer(say_clocks, return_type=str),
+    _text(r"^(unlocked|\s*[1-9]\d*(\s*-\s*[1-9]\d*)?\s*MHz\s*)$", "300-2000MHz"),
+]
 Percent = Annotated[
     float,
     _parsed(parse_percent, float),
@@ -109,6 +123,7 @@ EnvValue = str | int | float
 
 AllowedDisruption = Literal["live", "restart", "rebind"]
 Driver = Literal["nvidia", "vfio-pci"]
+ComputeMode = Literal["default", "exclusiveProcess", "prohibited"]
 
 
 class Budget(SpecModel):
@@ -245,6 +260,25 @@ Selection = Annotated[
 class GpuSettings(SpecModel):
     persistence_mode: bool | None = Field(default=None, description="NVML persistence mode.")
     power_limit: Watts | None = Field(default=None, description="NVML power management limit.")
+    locked_graphics_clocks: Clocks | None = Field(
+        default=None,
+        description="Lowest and highest graphics clock, or unlocked. Needs persistenceMode: true.",
+    )
+    locked_memory_clocks: Clocks | None = Field(
+        default=None,
+        description="Lowest and highest memory clock, or unlocked. Needs persistenceMode: true.",
+    )
+    ecc: bool | None = Field(
+        default=None, description="ECC of the GPU's memory. Works from the next reset of the GPU or boot on."
+    )
+    compute_mode: ComputeMode | None = Field(
+        default=None,
+        description="How many processes may compute on a GPU: any number, one, or none.",
+    )
+    mig: bool | None = Field(
+        default=None,
+        description="MIG mode; no instances are made. Changed only while nothing holds the GPU.",
+    )
 
 
 class GpuGroup(SpecModel):

@@ -5,6 +5,7 @@ from fnmatch import fnmatchcase
 
 from agent.core.boot_edit import endangered
 from agent.core.problem import Path, Problem, show
+from agent.core.quantity import UNLOCKED, say_clocks
 from agent.core.spec import ByAddress, ByNuma, BySerial, BySlot, ByUuid, GpuSettings, Platform, Selector, Spec
 from agent.core.spec_checks_service import check_services
 
@@ -99,6 +100,8 @@ def _check_groups(spec: Spec) -> Iterator[Problem]:
         if group.driver != "nvidia" and group.settings != GpuSettings():
             text = f"found settings on a group that is on {group.driver}, expected none: they are set through NVML, which sees only nvidia"
             yield Problem((*here, "settings"), text, uses=((*here, "driver"),))
+        else:
+            yield from _check_settings((*here, "settings"), name, spec)
         if isinstance(group.select, ByNuma):
             key = f"the first GPUs of NUMA node {group.select.numa_node}"
             yield from _check_once(key, (*here, "select"), places)
@@ -107,6 +110,29 @@ def _check_groups(spec: Spec) -> Iterator[Problem]:
             path: Path = (*here, "select", number)
             yield from _check_function(selector, path, name, slots)
             yield from _check_once(_card(selector), path, places)
+
+
+def _check_settings(here: Path, group: str, spec: Spec) -> Iterator[Problem]:
+    settings = spec.gpus[group].settings
+    locks = {
+        "lockedGraphicsClocks": settings.locked_graphics_clocks,
+        "lockedMemoryClocks": settings.locked_memory_clocks,
+    }
+    for key, clocks in locks.items():
+        if clocks not in (None, UNLOCKED) and not settings.persistence_mode:
+            text = (
+                f"found {say_clocks(clocks)} without persistenceMode: true, expected both:"
+                " without persistence mode the driver forgets the lock of a GPU that nobody uses"
+            )
+            yield Problem((*here, key), text)
+    for service in (name for name, s in spec.services.items() if s.gpus == group):
+        uses: Path = ("spec", "services", service, "gpus")
+        if settings.compute_mode == "prohibited":
+            text = f"found prohibited on the GPUs of service {service}, expected another mode: nothing could compute there"
+            yield Problem((*here, "computeMode"), text, uses=(uses,))
+        if settings.mig:
+            text = f"found true on the GPUs of service {service}, expected false: without instances CUDA finds no GPU there"
+            yield Problem((*here, "mig"), text, uses=(uses,))
 
 
 def _card(selector: Selector) -> str:

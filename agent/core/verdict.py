@@ -10,6 +10,8 @@ from agent.core.observation import Observation
 from agent.core.record import Record
 
 PairResult = Literal["good", "corrupt", "hung", "error", "unsupported", "not-run"]
+STAYS = "does not end after SIGKILL"  # in the detail of a hung path: its process is in the kernel's hands
+DIRECT_PATHS = ("copy-push", "copy-pull", "store", "load")  # of each pair alone; then comes concurrent
 WORST_FIRST: tuple[PairResult, ...] = ("hung", "corrupt", "error", "not-run", "unsupported", "good")
 
 
@@ -18,9 +20,9 @@ class PathVerdict(Record):
 
     source: str
     destination: str
-    path: str  # copy-push, copy-pull, store, load, concurrent
+    path: str  # copy-push, copy-pull, store, load, concurrent; of controls: host-bounce, staged
     result: PairResult
-    detail: str = ""  # zeros, dropped write, shifted, pattern and offset...
+    detail: str = ""  # zeros, dropped write, shifted...; then, after semicolons, where and with which pattern
     gbps: float | None = None
 
 
@@ -38,6 +40,8 @@ class P2PVerdict(Record):
     tested_at: float = 0.0
     simulated: bool = False
     revoked: str = ""  # why it no longer holds, e.g. a page fault in service
+    controls: tuple[PathVerdict, ...] = ()
+    seed: int | None = None  # repeats the test's data; None: not told
 
     def bad_pairs(self) -> tuple[tuple[str, str], ...]:
         return tuple(sorted({(p.source, p.destination) for p in self.paths if p.result != "good"}))
@@ -60,15 +64,18 @@ def worst(results: Iterable[PairResult]) -> PairResult:
 
 
 def fingerprint(obs: Observation, gpus: Iterable[str]) -> str:
-    """What a verdict is bound to: boot, cards, driver, command line, group types, ACS bits. Any change voids it."""
-    addresses = sorted(gpus)
-    parts: dict[str, object] = {
+    """What a verdict is bound to, in sixteen digits. Any change voids the verdict."""
+    return hashlib.sha256(json.dumps(circumstances(obs, gpus), sort_keys=True).encode()).hexdigest()[:16]
+
+
+def circumstances(obs: Observation, gpus: Iterable[str]) -> dict[str, object]:
+    """What a verdict is bound to: boot, command line, driver; of each GPU its address, UUID, group type, ACS bits."""
+    return {
         "boot": say(obs.platform.boot_id),
         "cmdline": say(obs.platform.cmdline),
         "driver": say(obs.platform.nvidia_driver),
-        "gpus": [_gpu_part(obs, address) for address in addresses],
+        "gpus": [_gpu_part(obs, address) for address in sorted(gpus)],
     }
-    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def _gpu_part(obs: Observation, address: str) -> list[str]:

@@ -4,7 +4,8 @@ import asyncio
 import errno
 import os
 import sys
-from collections.abc import Callable, Mapping
+import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TypeVar
 
@@ -13,55 +14,41 @@ from pydantic import ValidationError
 from agent.core.fact import Absent, Fact, Known, Unknown, say, value_or
 from agent.core.observation import Gpu, Nvml
 from agent.core.record import Record
+from agent.host.clock_locks import ClockLocks
 from agent.host.command import StuckError, run_command
 from agent.host.nvidia_version import library_version, module_version
-from agent.host.nvml_wire import Answer, Cell, Fault, GpuAnswer, Outcome, ReadRequest, WriteRequest
+from agent.host.nvml_facts import (
+    FUNCTION_NOT_FOUND,
+    INVALID_ARGUMENT,
+    NOT_SUPPORTED,
+    VERSION_MISMATCH,
+    confidential_compute,
+    fact,
+    fault_fact,
+    gpu_facts,
+)
+from agent.host.nvml_lasting import ASKED_EVERY, LastingFacts
+from agent.host.nvml_settings import CLOCKS, UNITS, write_request
+from agent.host.nvml_wire import Answer, Fault, Outcome, ReadRequest, WriteRequest
 from agent.host.reading import PCI_ADDRESS, names_in, read_text
 
-T = TypeVar("T")
-U = TypeVar("U")
 R = TypeVar("R", bound=Record)
 
 _CHILD = "agent.host.nvml_child"
 DEADLINE = 20.0  # seconds; opening an idle GPU without persistence mode takes a few
 _STUCK = "an earlier NVML query still sleeps in the kernel"
-_NOT_SUPPORTED = 3
-_VERSION_MISMATCH = 18
-# nvmlReturn_t -> the condition's reason. Not supported is no fault: the fact is Absent.
-CODES: Mapping[int, str] = {
-    4: "NvmlNoPermission",
-    9: "NvmlDriverNotLoaded",
-    10: "NvmlTimeout",
-    12: "NvmlLibraryNotFound",
-    13: "NvmlFunctionNotFound",
-    15: "GpuLost",
-    16: "GpuResetRequired",
-    _VERSION_MISMATCH: "NvmlVersionMismatch",
-    999: "NvmlUnknownError",
-}
 # nvmlReturn_t -> what a write fails with; EIO for every other.
 ERRNOS: Mapping[int, int] = {
-    2: errno.EINVAL,
-    _NOT_SUPPORTED: errno.EOPNOTSUPP,
+    INVALID_ARGUMENT: errno.EINVAL,
+    NOT_SUPPORTED: errno.EOPNOTSUPP,
     4: errno.EPERM,
     6: errno.ENODEV,
     9: errno.ENODEV,
     10: errno.ETIMEDOUT,
     12: errno.ENOENT,
-    13: errno.ENOSYS,
-    _VERSION_MISMATCH: errno.EPROTO,
+    FUNCTION_NOT_FOUND: errno.ENOSYS,
+    VERSION_MISMATCH: errno.EPROTO,
     19: errno.EBUSY,
-}
-# nvmlDeviceGpuRecoveryAction_t
-_RECOVERY_ACTIONS = {
-    0: "none",
-    1: "reset",
-    2: "reboot",
-    3: "drain",
-    4: "drain and reset",
-    5: "recover IMEX domain",
-    6: "bus reset",
-    7: "system reboot",
 }
 
 
@@ -85,6 +72,7 @@ class ChildNvml:
         deadline: float = DEADLINE,
         env: Mapping[str, str] | None = None,
         alone: asyncio.Lock | None = None,
+        lasting_every: float = ASKED_EVERY,
     ) -> None:
         self._root = root
         self._deadline = deadline
@@ -92,6 +80,9 @@ class ChildNvml:
         # -P below keeps the working directory off the child's path: a pynvml.py there must not run as root.
         package_parent = str(Path(__file__).resolve().parents[2])
         self._env = {**os.environ, "PYTHONPATH": package_parent, **(env or {})}
+        self._locks = ClockLocks(root)
+        self._lasting = LastingFacts()
+        self._lasting_every = lasting_every
         self._reading: asyncio.Task[Fact[Nvml]] | None = None
         self._stuck: asyncio.subprocess.Process | None = None
         self._inherited: tuple[int, ...] | None = None  # by an agent before this one
@@ -102,13 +93,13 @@ class ChildNvml:
             self._reading = asyncio.create_task(self._read())
         return await asyncio.shield(self._reading)
 
-    async def set_persistence_mode(self, address: str, *, on: bool) -> None:
-        request = WriteRequest(address=address, setting="persistence-mode", values=(int(on),))
-        await self._write(request, f"switching persistence mode {'on' if on else 'off'}")
-
-    async def set_power_limit(self, address: str, watts: int) -> None:
-        request = WriteRequest(address=address, setting="power-limit", values=(watts * 1000,))
-        await self._write(request, f"setting the power limit to {watts} W")
+    async def set(self, address: str, setting: str, value: str) -> None:
+        request = write_request(address, setting, value)
+        if (setting, value) != ("persistence-mode", "on"):
+            self._locks.forget(address, setting)
+        await self._write(request, f"setting {setting} to {value}{UNITS.get(setting, '')}")
+        if setting in CLOCKS:
+            self._locks.note(address, setting, value)
 
     async def _read(self) -> Fact[Nvml]:
         async with self._alone:
@@ -117,12 +108,16 @@ class ChildNvml:
                 return Absent("no GPU is bound to nvidia, so NVML was not opened")
             if self._sleeps():
                 return Unknown(_STUCK, "NvmlStuck")
+            bindings, now = tuple((a, self._locks.binding(a)) for a in addresses), time.monotonic()
+            lasting = self._lasting.due(bindings, now, self._lasting_every)
             try:
-                answer = await self._ask(ReadRequest(addresses=addresses), Answer)
+                answer = await self._ask(ReadRequest(addresses=addresses, lasting=lasting), Answer)
             except TimeoutError:
                 return Unknown(f"NVML did not answer within {self._deadline:g}s", "NvmlTimeout")
             except ChildFailedError as error:
                 return Unknown(str(error), "NvmlChildFailed")
+        if answer.fault is None and lasting:
+            self._lasting.take(answer, bindings, now)
         return self._translate(answer)
 
     async def _write(self, request: WriteRequest, doing: str) -> None:
@@ -178,46 +173,33 @@ class ChildNvml:
     def _translate(self, answer: Answer) -> Fact[Nvml]:
         if answer.fault is not None:
             return self._fault(answer.fault)
-        gpus: dict[str, Fact[Gpu]] = {gpu.address: Known(_gpu(gpu)) for gpu in answer.gpus}
+        there = frozenset(gpu.address for gpu in answer.gpus)
+        self._lasting.notice(there)
+        gpus: dict[str, Fact[Gpu]] = {
+            gpu.address: Known(gpu_facts(gpu, self._lasting.of(gpu.address, there), self._locks))
+            for gpu in answer.gpus
+        }
         for closed in answer.closed:
             gpus[closed.address or f"nvml-index-{closed.index}"] = fault_fact(closed.fault)
         return Known(
             Nvml(
-                driver_version=_fact(answer.driver_version),
-                nvml_version=_fact(answer.nvml_version),
-                cuda_version=_fact(answer.cuda_version, lambda v: f"{v // 1000}.{v % 1000 // 10}"),
+                driver_version=fact(answer.driver_version),
+                nvml_version=fact(answer.nvml_version),
+                cuda_version=fact(answer.cuda_version, lambda v: f"{v // 1000}.{v % 1000 // 10}"),
                 gpus=dict(sorted(gpus.items())),
+                confidential_compute=confidential_compute(answer.confidential_compute),
             )
         )
 
     def _fault(self, fault: Fault) -> Unknown:
         """What befell the whole call; of a version mismatch with both versions."""
         unknown = fault_fact(fault)
-        if fault.code != _VERSION_MISMATCH:
+        if fault.code != VERSION_MISMATCH:
             return unknown
         module, library = say(module_version(self._root)), say(library_version(self._root))
         return Unknown(
             f"{unknown.reason}: the kernel module is {module}, the library is {library}", unknown.code
         )
-
-
-def fault_fact(fault: Fault) -> Unknown:
-    """An NVML code as Unknown, with a reason of its own for each code that needs its own branch."""
-    return Unknown(f"NVML: {fault.text} (code {fault.code})", CODES.get(fault.code, f"NvmlError{fault.code}"))
-
-
-def _same(value: T) -> T:
-    return value
-
-
-def _fact(cell: Cell[T], convert: Callable[[T], U] = _same) -> Fact[U]:  # type: ignore[assignment]  # T is U there
-    if cell.fault is not None:
-        if cell.fault.code == _NOT_SUPPORTED:
-            return Absent("not supported by this GPU")
-        return fault_fact(cell.fault)
-    if cell.value is None:
-        return Unknown("the NVML child left this out", "NvmlChildFailed")
-    return Known(convert(cell.value))
 
 
 def _is_child(root: Path, pid: int) -> bool:
@@ -229,33 +211,3 @@ def _sleeps_on(root: Path, pid: int) -> bool:
     """In the kernel, out of reach of signals; a number that went to another process is no child of ours."""
     stat = value_or(read_text(root / "proc" / str(pid) / "stat"), "")
     return stat.rpartition(")")[2].split()[:1] == ["D"] and _is_child(root, pid)
-
-
-def _gpu(gpu: GpuAnswer) -> Gpu:
-    return Gpu(
-        address=gpu.address,
-        index=gpu.index,
-        minor=_fact(gpu.minor),
-        uuid=_fact(gpu.uuid),
-        name=_fact(gpu.name),
-        serial=_fact(gpu.serial),
-        persistence_mode=_fact(gpu.persistence_mode),
-        power_limit=_fact(gpu.power_limit, _watts),
-        power_limit_range=_fact(gpu.power_limit_range, lambda pair: (_watts(pair[0]), _watts(pair[1]))),
-        memory_total=_fact(gpu.memory_total, _mebibytes),
-        memory_used=_fact(gpu.memory_used, _mebibytes),
-        utilization=_fact(gpu.utilization),
-        pids=_fact(gpu.pids),
-        recovery_action=_fact(gpu.recovery_action, lambda n: _RECOVERY_ACTIONS.get(n, f"action {n}")),
-        link_gen=_fact(gpu.link_gen),
-        max_link_gen=_fact(gpu.max_link_gen),
-        link_width=_fact(gpu.link_width),
-    )
-
-
-def _watts(milliwatts: int) -> int:
-    return round(milliwatts / 1000)
-
-
-def _mebibytes(size: int) -> int:
-    return size >> 20

@@ -1,7 +1,7 @@
 """Every edge of the host this runs on."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -12,25 +12,19 @@ from agent.host.inference import HttpInference
 from agent.host.kmsg import Kmsg
 from agent.host.local_target import LocalTarget
 from agent.host.manager import ServiceManager
+from agent.host.nccl_check import TargetNcclCheck
 from agent.host.no_target import NoTarget
 from agent.host.nvml import ChildNvml
+from agent.host.p2p_test import ChildP2PTest
 from agent.host.proc_holders import ProcHolders
 from agent.host.proc_platform import ProcPlatform
-from agent.host.refusal import refuse
 from agent.host.sysfs_pci import SysfsPci
 from agent.host.systemd_bus import BusManager, local_manager
 from agent.host.target_names import prefix_for
 from agent.host.uevents import uevents
-from agent.ports import NvmlPort, P2PTestResult, Ports, TargetPort
+from agent.ports import NvmlPort, Ports, TargetPort
 
 Hints = Callable[[], AsyncGenerator[None, None]]
-
-
-class RefusedP2PTest:
-    """``P2PTestPort`` without a test: the verdict says so, and P2P counts as off."""
-
-    async def run(self, gpus: Sequence[str], progress: Callable[[str], None]) -> P2PTestResult:  # noqa: ARG002 - the port's signature
-        refuse(f"a P2P test of {', '.join(gpus)}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +62,8 @@ def real_host(root: Path = Path("/"), modules: Callable[[], Iterable[str]] = tup
         kernel_log=Kmsg(root),
         targets=_targets(root, nvml, manager, alone),
         inference=HttpInference(clock),
-        p2p_test=RefusedP2PTest(),
+        p2p_test=ChildP2PTest(root),
+        nccl_check=TargetNcclCheck(),
     )
     return RealHost(ports, manager)
 

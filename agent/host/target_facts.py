@@ -7,7 +7,7 @@ from agent.core.fact import Absent, Fact, Known, Unknown
 from agent.core.observation import TargetFacts
 from agent.core.quantity import whole_number
 from agent.host.nvidia_version import version_among
-from agent.host.nvml import CODES
+from agent.host.nvml_facts import CODES
 from agent.host.target_script import NOT_THERE, Part
 
 SGLANG = Unknown("the SGLang version is its interpreter's to tell, and was not asked for", "NotObserved")

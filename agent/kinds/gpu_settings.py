@@ -1,27 +1,66 @@
-"""GPU settings through NVML: persistence mode and power limit of GPUs on nvidia."""
+"""GPU settings through NVML of GPUs on nvidia: which differ, what stands in the way, set and read back."""
 
-from dataclasses import replace
+import errno
+from dataclasses import dataclass, replace
 
 from agent.core.condition import Condition
-from agent.core.errors import TransientError
-from agent.core.fact import Absent, Fact, Known, Unknown, say, value_or
+from agent.core.errors import TerminalError, TransientError
+from agent.core.fact import Absent, Fact, Known, Unknown, say
 from agent.core.inputs import Inputs
 from agent.core.model import with_gpu
-from agent.core.observation import Gpu
-from agent.core.plan import Action, Disruption, Drift, Plan, Refusal, Stage
+from agent.core.observation import NOT_TOLD, Gpu
+from agent.core.plan import Action, Drift, Plan, Refusal, Stage
 from agent.core.resolve import Resolved
 from agent.core.spec import GpuSettings
+from agent.kinds.gpu_setting import SETTINGS, Obstacle, Setting
 from agent.ports import Ports
 
-Setting = tuple[str, str, Fact[str], str]  # address, name, observed, desired
+KIND = "gpu-settings"
+_NOT_KEPT = "set persistenceMode: true too: without it the driver forgets the {} of a GPU that nobody uses"
+_NEVER = {errno.EOPNOTSUPP, errno.ENOSYS}  # the card, or the driver, does not have this setting
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """One declared setting of one GPU, and what of it was accepted and works."""
+
+    address: str
+    setting: Setting
+    value: str
+    gpu: Fact[Gpu]
+
+    @property
+    def accepted(self) -> Fact[str]:
+        return self.setting.read(self.gpu.value) if isinstance(self.gpu, Known) else self.gpu
+
+    @property
+    def works(self) -> Fact[str]:
+        works = self.setting.works
+        return works(self.gpu.value) if works is not None and isinstance(self.gpu, Known) else self.accepted
+
+    @property
+    def unknown(self) -> Unknown | None:
+        """What bars a decision. A setting that nothing reads back is set instead."""
+        for fact in (self.accepted, self.works):
+            if isinstance(fact, Unknown) and fact.code != NOT_TOLD:
+                return fact
+        return None
+
+    @property
+    def to_set(self) -> bool:
+        return self.unknown is None and self.accepted != Known(self.value)
+
+    @property
+    def met(self) -> bool:
+        return self.accepted == self.works == Known(self.value)
 
 
 class GpuSettingsKind:
-    name = "gpu-settings"
+    name = KIND
 
-    def _settings(self, inputs: Inputs, resolved: Resolved) -> list[Setting]:
+    def _wishes(self, inputs: Inputs, resolved: Resolved) -> list[Wish]:
         """Every declared setting of every GPU that NVML can see and that stays on nvidia."""
-        found: list[Setting] = []
+        found: list[Wish] = []
         for slot in resolved.slots:
             wanted = inputs.spec.gpus[slot.group].settings
             function = inputs.obs.function(slot.gpu)
@@ -29,14 +68,17 @@ class GpuSettingsKind:
                 continue
             if slot.refusal is not None and slot.refusal.terminal:
                 continue  # out of reach until a reboot: nothing may be written to it
-            found += _compare(slot.gpu, wanted, _gpu(slot.gpu, inputs))
+            gpu = _gpu(slot.gpu, inputs)
+            found += [
+                Wish(slot.gpu, s, value, gpu) for s in SETTINGS if (value := s.wanted(wanted)) is not None
+            ]
         return found
 
     def diff(self, inputs: Inputs, resolved: Resolved) -> list[Drift]:
         return [
-            Drift(self.name, address, name, desired, say(observed), "the group's settings")
-            for address, name, observed, desired in self._settings(inputs, resolved)
-            if observed != Known(desired) and not isinstance(observed, Unknown)
+            Drift(self.name, w.address, w.setting.name, w.value, _now(w), "the group's settings")
+            for w in self._wishes(inputs, resolved)
+            if w.unknown is None and not w.met
         ]
 
     def plan(self, inputs: Inputs, resolved: Resolved) -> tuple[list[Action], list[Refusal]]:
@@ -48,126 +90,117 @@ class GpuSettingsKind:
             and slot.refusal.terminal
             and inputs.spec.gpus[slot.group].settings != GpuSettings()
         ]
-        for address, name, observed, desired in self._settings(inputs, resolved):
-            if isinstance(observed, Unknown):
-                message = f"{name} of {address} cannot be read: {observed.reason}"
-                refusals.append(
-                    Refusal(self.name, address, "SettingUnknown", message, "wait for the next pass")
-                )
-            elif isinstance(observed, Absent):
-                message = f"{address} does not support {name}"
+        for wish in self._wishes(inputs, resolved):
+            obstacle = _obstacle(wish, inputs)
+            if obstacle is not None:
                 refusals.append(
                     Refusal(
-                        self.name, address, "NotSupported", message, "remove it from the spec", terminal=True
+                        self.name, wish.address, obstacle.reason, obstacle.message, obstacle.next_step,
+                        terminal=obstacle.terminal,
                     )
-                )
-            elif observed != Known(desired):
-                refusal = _out_of_range(address, name, desired, _gpu(address, inputs))
-                if refusal is not None:
-                    refusals.append(refusal)
-                else:
-                    actions.append(_action(address, name, observed.value, desired))
+                )  # fmt: skip
+            elif wish.to_set:
+                actions.append(_action(wish))
         return actions, refusals
 
     def predict(self, action: Action, inputs: Inputs) -> Inputs:
-        if action.verb == "power-limit":
-            return with_gpu(
-                inputs, action.target, lambda g: replace(g, power_limit=Known(int(action.params["value"])))
-            )
-        return with_gpu(
-            inputs,
-            action.target,
-            lambda g: replace(g, persistence_mode=Known(value=action.params["value"] == "on")),
-        )
+        setting, value = _setting(action.verb), action.params["value"]
+        return with_gpu(inputs, action.target, lambda gpu: setting.predict(gpu, value))
 
     def conditions(self, inputs: Inputs, resolved: Resolved, plan: Plan) -> list[Condition]:
-        settings = self._settings(inputs, resolved)
-        if not settings:
+        wishes = self._wishes(inputs, resolved)
+        if not wishes:
             return []
         refused = [r for r in plan.refusals if r.kind == self.name]
         if refused:
-            unknown = refused[0].reason == "SettingUnknown"
+            unknown = refused[0].reason.endswith("Unknown")
             return [
                 Condition(
                     type="GpuSettingsApplied", status="Unknown" if unknown else "False", reason=refused[0].reason,
                     message=refused[0].message, next_step=refused[0].next_step,
                 )
             ]  # fmt: skip
-        wrong = [f"{n} of {a}" for a, n, o, d in settings if o != Known(d)]
+        wrong = [f"{w.setting.name} of {w.address}" for w in wishes if not w.met]
         if wrong:
             return [
                 Condition(
                     type="GpuSettingsApplied", status="False", reason="Converging", message=", ".join(wrong)
                 )
             ]
-        message = f"{len(settings)} settings as specified"
+        message = f"{len(wishes)} settings as specified"
         return [Condition(type="GpuSettingsApplied", status="True", reason="AsSpecified", message=message)]
 
     async def act(self, action: Action, ports: Ports) -> None:
-        value = action.params["value"]
-        if action.verb == "power-limit":
-            await ports.nvml.set_power_limit(action.target, int(value))
-        else:
-            await ports.nvml.set_persistence_mode(action.target, on=value == "on")
+        setting, value = _setting(action.verb), action.params["value"]
+        try:
+            await ports.nvml.set(action.target, setting.name, value)
+        except OSError as error:
+            if error.errno in _NEVER:
+                message = f"{action.target} cannot have {setting.name} set: {error}"
+                step = "remove it from the spec, or install a driver that has it"
+                raise TerminalError(message, reason="NotSupported", next_step=step) from error
+            raise
         nvml = await ports.nvml.read()
         gpu = nvml.value.gpus.get(action.target) if isinstance(nvml, Known) else None
-        found = _read(gpu.value, action.verb) if isinstance(gpu, Known) else Unknown("NVML does not show it")
+        found = setting.read(gpu.value) if isinstance(gpu, Known) else Unknown("NVML does not show it")
         if found != Known(value):
-            message = f"{action.verb} of {action.target} was set to {value} and reads back {say(found)}"
-            raise TransientError(message, reason="ReadBackFailed", next_step=_why_not_kept(action.verb, gpu))
+            message = f"{setting.name} of {action.target} was set to {value} and reads back {say(found)}"
+            raise TransientError(message, reason="ReadBackFailed", next_step=_why_not_kept(setting, gpu))
+
+
+def _setting(name: str) -> Setting:
+    return next(setting for setting in SETTINGS if setting.name == name)
 
 
 def _gpu(address: str, inputs: Inputs) -> Fact[Gpu]:
     nvml = inputs.obs.nvml
-    if isinstance(nvml, Known):
-        return nvml.value.gpus.get(address, Unknown("NVML does not list this GPU"))
-    return Unknown(nvml.reason or "NVML was not read")
+    if not isinstance(nvml, Known):
+        return Unknown(nvml.reason or "NVML was not read")
+    gpu = nvml.value.gpus.get(address, Unknown("NVML does not list this GPU"))
+    return Unknown("NVML does not show it") if isinstance(gpu, Absent) else gpu
 
 
-def _read(gpu: Gpu, name: str) -> Fact[str]:
-    if name == "power-limit":
-        fact = gpu.power_limit
-        return Known(str(fact.value)) if isinstance(fact, Known) else fact
-    mode = gpu.persistence_mode
-    return Known("on" if mode.value else "off") if isinstance(mode, Known) else mode
+def _now(wish: Wish) -> str:
+    if wish.works != wish.accepted and isinstance(wish.works, Known):
+        return f"{wish.works.value}, {say(wish.accepted)} after a reset"
+    return say(wish.accepted)
 
 
-def _why_not_kept(name: str, gpu: Fact[Gpu] | None) -> str:
-    if name == "power-limit" and isinstance(gpu, Known) and gpu.value.persistence_mode == Known(value=False):
+def _obstacle(wish: Wish, inputs: Inputs) -> Obstacle | None:
+    address, name = wish.address, wish.setting.name
+    if wish.unknown is not None:
+        message = f"{name} of {address} cannot be read: {wish.unknown.reason}"
+        return Obstacle("SettingUnknown", message, "wait for the next pass")
+    if isinstance(wish.accepted, Absent):
+        message = f"{address} does not support {name}"
+        return Obstacle("NotSupported", message, "remove it from the spec", terminal=True)
+    if wish.to_set:
         return (
-            "set persistenceMode: true too: without it the driver forgets the limit of a GPU that nobody uses"
+            wish.setting.obstacle(address, wish.value, wish.gpu.value, inputs)
+            if isinstance(wish.gpu, Known)
+            else None
         )
-    return ""
+    if not wish.met:
+        message = f"{name} of {address} will be {wish.value} after the next reset of the GPU; until then it is {say(wish.works)}"
+        step = (
+            f"when it suits you, stop what uses the GPU and run nvidia-smi --gpu-reset -i {address};"
+            " or reboot the host"
+        )
+        return Obstacle("ResetPending", message, step, terminal=True)
+    return None
 
 
-def _compare(address: str, wanted: GpuSettings, gpu: Fact[Gpu]) -> list[Setting]:
-    pairs: list[tuple[str, str]] = []
-    if wanted.persistence_mode is not None:
-        pairs.append(("persistence-mode", "on" if wanted.persistence_mode else "off"))
-    if wanted.power_limit is not None:
-        pairs.append(("power-limit", str(wanted.power_limit)))
-    if not isinstance(gpu, Known):
-        unknown = gpu if isinstance(gpu, Unknown) else Unknown("NVML does not show it")
-        return [(address, name, unknown, desired) for name, desired in pairs]
-    return [(address, name, _read(gpu.value, name), desired) for name, desired in pairs]
+def _why_not_kept(setting: Setting, gpu: Fact[Gpu] | None) -> str:
+    forgets = isinstance(gpu, Known) and gpu.value.persistence_mode == Known(value=False)
+    return _NOT_KEPT.format(setting.needs_persistence) if setting.needs_persistence and forgets else ""
 
 
-def _out_of_range(address: str, name: str, desired: str, gpu: Fact[Gpu]) -> Refusal | None:
-    if name != "power-limit" or not isinstance(gpu, Known):
-        return None
-    low, high = value_or(gpu.value.power_limit_range, (0, 1 << 30))
-    if low <= int(desired) <= high:
-        return None
-    message = f"power limit {desired} W of {address} is outside what the card allows, {low} to {high} W"
-    return Refusal(
-        "gpu-settings", address, "OutOfRange", message, "correct powerLimit in the spec", terminal=True
-    )
-
-
-def _action(address: str, name: str, observed: str, desired: str) -> Action:
-    unit = " W" if name == "power-limit" else ""
+def _action(wish: Wish) -> Action:
+    name, address, unit = wish.setting.name, wish.address, wish.setting.unit
+    before = wish.accepted.value if isinstance(wish.accepted, Known) else "not known"
+    undo = f"set it back to {before}{unit}" if isinstance(wish.accepted, Known) else "set it to unlocked"
     return Action(
-        "gpu-settings", name, address, f"set {name} of {address}: {observed} -> {desired}{unit}",
-        Stage.SET, Disruption.LIVE, params={"value": desired}, touches=(address,),
-        undo=f"set it back to {observed}{unit}", why="the group's settings", optional=True,
+        KIND, name, address, f"set {name} of {address}: {before} -> {wish.value}{unit}{wish.setting.note}",
+        Stage.SET, wish.setting.disruption, params={"value": wish.value}, touches=(address,),
+        undo=undo, why="the group's settings", optional=True,
     )  # fmt: skip

@@ -8,7 +8,7 @@ from agent.core.obstacles import selftest_waits
 from agent.core.p2p_decision import page_faults
 from agent.core.plan import Action, Disruption, Drift, Plan, Refusal, Stage
 from agent.core.resolve import Resolved, ResolvedService
-from agent.core.verdict import P2PVerdict, PathVerdict, fingerprint
+from agent.core.verdict import STAYS, P2PVerdict, PathVerdict, fingerprint
 from agent.ports import Ports
 
 NAMED = 3  # pairs, details or GPUs that a message names before it only counts
@@ -90,12 +90,16 @@ def _condition(service: ResolvedService, inputs: Inputs) -> Condition:
         step = f"find the cause in the kernel log; agent retry {service.name} has it tested anew when its GPUs are next idle"
         return Condition(type=kind, status="False", reason="Revoked", message=message, next_step=step)
     if verdict.result == "good":
-        return Condition(type=kind, status="True", reason="Good", message=verdict.summary())
+        return Condition(
+            type=kind, status="True", reason="Good", message=verdict.summary() + _what_is_odd(verdict)
+        )
     message = f"{verdict.summary()}{_what_was_found(verdict)}{_pairs(verdict)}; {verdict.explanation}{seen}"
     # With p2p: auto a bad verdict is handled (P2P is off), so it is a fact and not a fault of convergence.
+    stays = any(STAYS in p.detail for p in verdict.paths)
     return Condition(
-        type=kind, status="False", reason=verdict.result.title().replace("-", ""), message=message
-    )
+        type=kind, status="False", reason=verdict.result.title().replace("-", ""), message=message,
+        next_step="only a reboot ends the named process; until then nothing tests its GPUs again" if stays else "",
+    )  # fmt: skip
 
 
 def _pairs(verdict: P2PVerdict) -> str:
@@ -108,12 +112,35 @@ def _what_was_found(verdict: P2PVerdict) -> str:
     """``: zeros``, or with its paths where not all of them are bad: ``: dropped write over copy-pull, copy-push``."""
     every = {p.path for p in verdict.paths}
     paths: dict[str, set[str]] = {}
+    details: dict[str, set[str]] = {}
     for path in verdict.paths:
-        if path.result != "good" and path.detail:
-            paths.setdefault(path.detail, set()).add(path.path)
-    said = [d if p == every else f"{d} over {', '.join(sorted(p))}" for d, p in sorted(paths.items())]
+        # What follows it, as an offset, differs from pair to pair; of what hung, each process is of interest.
+        sort = path.detail if path.result == "hung" else path.detail.partition(";")[0]
+        if path.result != "good" and sort:
+            paths.setdefault(sort, set()).add(path.path)
+            details.setdefault(sort, set()).add(path.detail)
+    said = [
+        (min(details[sort]) if len(details[sort]) == 1 else sort)
+        + ("" if over == every else f" over {', '.join(sorted(over))}")
+        for sort, over in sorted(paths.items())
+    ]
     more = f" and {len(said) - NAMED} more" if len(said) > NAMED else ""
     return ": " + "; ".join(said[:NAMED]) + more if said else ""
+
+
+def _what_is_odd(verdict: P2PVerdict) -> str:
+    """Right data at an odd speed, with how many pairs it is about and the figures of one."""
+    odd: dict[str, dict[tuple[str, str], str]] = {}
+    for path in verdict.paths:
+        sort, _, figures = path.detail.partition("; ")
+        if sort:
+            odd.setdefault(sort, {}).setdefault((path.source, path.destination), figures)
+    said = []
+    for sort, pairs in sorted(odd.items()):
+        (source, destination), figures = next(iter(pairs.items()))
+        more = f" and {len(pairs) - 1} more" if len(pairs) > 1 else ""
+        said.append(f"{source} -> {destination}{more}: {sort}{f' ({figures})' if figures else ''}")
+    return "; but " + "; ".join(said) if said else ""
 
 
 def _faults_seen(inputs: Inputs, gpus: tuple[str, ...]) -> str:

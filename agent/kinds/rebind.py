@@ -48,7 +48,7 @@ class UnbindStuckError(TerminalError):
 
 
 async def set_persistence(address: str, ports: Ports, *, on: bool) -> None:
-    await ports.nvml.set_persistence_mode(address, on=on)
+    await ports.nvml.set(address, "persistence-mode", "on" if on else "off")
     if await _persistence(address, ports) != Known(on):
         raise TransientError(f"persistence mode of {address} reads back unchanged", reason="ReadBackFailed")
 

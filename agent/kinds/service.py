@@ -114,7 +114,9 @@ def _because(service: ResolvedService) -> str:
         return "the last good revision: the one the spec means was rejected"
     if service.need == "stop":
         return "the revision that the spec means was rejected"
-    return service.p2p.reason if service.effective and not service.effective.p2p else "the spec"
+    if service.effective is None or service.effective.p2p:
+        return "the spec"
+    return "; ".join(filter(None, (service.p2p.reason, service.p2p.host_memory)))
 
 
 def _touches(service: ResolvedService, inputs: Inputs) -> tuple[str, ...]:

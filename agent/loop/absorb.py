@@ -11,6 +11,7 @@ from agent.core.p2p_decision import standing
 from agent.core.redact import redact
 from agent.core.selection import identify, same_card
 from agent.core.unbind_state import is_running
+from agent.core.wedged import busy_alone
 
 
 def absorb(memory: Memory, obs: Observation, now: float) -> Memory:
@@ -25,6 +26,9 @@ def absorb(memory: Memory, obs: Observation, now: float) -> Memory:
     quarantine = _quarantine(memory, obs, now)
     if quarantine != memory.quarantine:
         changes["quarantine"] = quarantine
+    alone = busy_alone(memory.busy_alone, obs, now)
+    if alone != memory.busy_alone:
+        changes["busy_alone"] = alone
     verdicts = tuple(standing(v, obs, v.gpus) or v for v in memory.verdicts)
     if verdicts != memory.verdicts:
         changes["verdicts"] = verdicts  # the line that revokes may be overwritten in the kernel's ring buffer

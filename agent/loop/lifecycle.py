@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from agent.core.fact import Known, Unknown, value_or
 from agent.core.inputs import Inputs
+from agent.core.nccl_log import host_memory_failed, not_effective
 from agent.core.observation import Gpu, ServiceFacts
 from agent.core.preflight import preflight, unit_missing
 from agent.core.render import SECRETS, port_of, served_name
@@ -17,11 +18,12 @@ from agent.core.resolve import matches
 from agent.core.revision import Revision
 from agent.core.smoke import check_answer
 from agent.core.spec import Service, SmokePrompt, target_name
+from agent.core.wedged import IDLE_MEMORY_MIB, computes_for_nobody
 from agent.loop.observe import Observer
+from agent.loop.p2p_cache import drop_stale
 from agent.ports import Ports, TargetPort
 
 POLL = 0.5
-IDLE_MEMORY_MIB = 2048  # a GPU without processes holds less than this
 SMOKE_TOKENS = 256
 READY_TIMEOUT = 60.0
 PORT_TIMEOUT = 5.0  # a port that nobody has refuses at once; one that says nothing for so long is taken
@@ -128,8 +130,8 @@ class Lifecycle:
         seen = {a: g.value for a, g in nvml.value.gpus.items() if a in gpus and isinstance(g, Known)}
         return busy(seen)
 
-    async def render(self, name: str, service: Service, revision: Revision) -> None:
-        """Write what differs, read it back; reload systemd where it has not read that yet.
+    async def render(self, name: str, service: Service, revision: Revision) -> str:
+        """Write what differs, read it back; reload systemd where it has not read that yet. Returns a note.
 
         A reload may cut containers off their GPUs, so there is none without need; and the files may stand since a
         start that was cut short before its reload, so what was written just now is not all that counts.
@@ -148,6 +150,7 @@ class Lifecycle:
         if wrote or (await target.unit(service.unit)).needs_reload:
             await target.daemon_reload()
             await self._still_has_gpus(service)
+        return await drop_stale(target, revision)
 
     async def _still_has_gpus(self, service: Service) -> None:
         nvml = (await self.target(service).facts()).nvml
@@ -197,13 +200,21 @@ class Lifecycle:
                 "NotEffective", f"{name} does not run the command or environment that was rendered"
             )
         log = await self.target(service).unit_log(service.unit, 2000)
-        if not revision.p2p and any("via P2P" in line for line in log):
-            raise PhaseFailedError("NotEffective", "NCCL's log shows P2P transport although P2P is off")
+        if contradiction := not_effective(log, p2p=revision.p2p):
+            raise PhaseFailedError("NotEffective", contradiction)
         tokens = next(
             (line.partition("max_total_num_tokens=")[2] for line in log if "max_total_num_tokens=" in line),
             "",
         )
         return f"KV cache {tokens.split()[0].rstrip(',')} tokens" if tokens else ""
+
+    async def host_memory(self, revision: Revision) -> str:
+        """Why NCCL could not share host memory, by the log of a start without P2P; "" where it does not say that."""
+        if revision.p2p or revision.env.get("NCCL_CUMEM_HOST_ENABLE") == "0":
+            return ""
+        log = await self.ports.targets(revision.target).unit_log(revision.unit, 2000)
+        said = "NCCL's log says that with P2P off it cannot share host memory by cuMem (CUDA failure 217)"
+        return said if host_memory_failed(log) else ""
 
     async def smoke(self, service: Service, prompts: tuple[SmokePrompt, ...]) -> None:
         url = self.target(service).endpoint(port_of(service))
@@ -234,7 +245,7 @@ def busy(gpus: Mapping[str, Gpu]) -> list[tuple[str, str]]:
             found.append(("GpusUnknown", f"the processes on {address} cannot be read: {gpu.pids.reason}"))
         elif not pids and used > IDLE_MEMORY_MIB:
             found.append(("StillHeld", f"{address} still holds {used} MiB without a visible process"))
-        elif not pids and value_or(gpu.utilization, 0) >= 100:
+        elif computes_for_nobody(gpu):
             message = f"{address} is 100 % busy without a process: only a reset or a reboot ends that"
             wedged.append(("GpuWedged", message))
     named = [("StillHeld", f"pid {pid} still uses {', '.join(users[pid])}") for pid in sorted(users)]

@@ -4,10 +4,11 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
 from agent.core.errors import AgentError, TransientError
-from agent.core.fact import value_or
+from agent.core.fact import Known, value_or
 from agent.core.inputs import Inputs
 from agent.core.observation import Observation
-from agent.core.p2p_decision import explain, page_faults
+from agent.core.p2p_decision import explain, likely_cause, page_faults
+from agent.core.p2p_speed import with_speeds
 from agent.core.redact import redact
 from agent.core.verdict import P2PVerdict, fingerprint, worst
 from agent.loop.store import Store
@@ -29,19 +30,37 @@ class SelfTest:
         Raises TransientError when the test could not judge. That is remembered as a verdict too, and P2P is then off:
         a test that fails must not keep a service down that can do without P2P.
         """
-        before = (await self.look()).obs
-        try:
-            result = await self.ports.p2p_test.run(gpus, lambda text: self.progress(f"P2P self-test: {text}"))
-        except (AgentError, OSError) as error:
-            result = P2PTestResult((), controls_ok=False, control_detail=str(error) or type(error).__name__)
-        after = (await self.look()).obs
-        verdict = judge_test(gpus, result, before, after, self.ports.clock.now())
-        verdict = verdict.model_copy(update={"simulated": bool(self.ports.simulated)})
+
+        async def look() -> Observation:
+            return (await self.look()).obs
+
+        verdict, _ = await put_to_the_test(self.ports, look, gpus, self.progress)
         others = tuple(v for v in self.store.memory.verdicts if v.gpus != verdict.gpus)
         self.store.update(verdicts=(*others, verdict)[-KEEP_VERDICTS:])
         if not verdict.controls_ok:
             raise TransientError(f"the {verdict.summary()}")
         return verdict
+
+
+async def put_to_the_test(
+    ports: Ports,
+    look: Callable[[], Awaitable[Observation]],
+    gpus: tuple[str, ...],
+    progress: Callable[[str], None],
+    *,
+    full: bool = False,
+    seed: int | None = None,
+) -> tuple[P2PVerdict, Observation]:
+    """The verdict, and the host as it was when the test began. A test that cannot be run is a verdict too."""
+    before = await look()
+    try:
+        result = await ports.p2p_test.run(
+            gpus, lambda text: progress(f"P2P self-test: {text}"), full=full, seed=seed
+        )
+    except (AgentError, OSError) as error:
+        result = P2PTestResult((), controls_ok=False, control_detail=str(error) or type(error).__name__)
+    verdict = judge_test(gpus, result, before, await look(), ports.clock.now())
+    return verdict.model_copy(update={"simulated": bool(ports.simulated)}), before
 
 
 def judge_test(
@@ -53,18 +72,34 @@ def judge_test(
     if outcome == "good" and faults > 0:
         outcome = "corrupt"
     untrusted = _why_untrusted(before, after)
-    detail = redact(result.control_detail) or untrusted
+    detail = redact(result.control_detail) + _elsewhere(result, before) or untrusted
     return P2PVerdict(
         gpus=tuple(sorted(gpus)),
         fingerprint=fingerprint(before, gpus),
         result=outcome,
-        paths=result.paths,
+        paths=with_speeds(result.paths, result.controls),
         controls_ok=result.controls_ok and not (untrusted and outcome == "good"),
         control_detail=detail,
-        explanation="" if outcome == "good" else explain(before, gpus),
+        explanation=""
+        if outcome == "good"
+        else likely_cause(result.paths, before, gpus) or explain(before, gpus),
         faults=max(0, faults),
         tested_at=now,
+        controls=result.controls,
+        seed=result.seed,
     )
+
+
+def _elsewhere(result: P2PTestResult, obs: Observation) -> str:
+    """Where the library is only in a target, that is said: nothing is installed there to test for it."""
+    if result.lacks != "libcuda":
+        return ""
+    having = [
+        f"{name} (driver {facts.user_driver.value})"
+        for name, facts in sorted(obs.targets.items())
+        if name != "host" and isinstance(facts.user_driver, Known)
+    ]
+    return f"; it is in {', '.join(having)} only, and the test runs on the host" if having else ""
 
 
 def _why_untrusted(before: Observation, after: Observation) -> str:

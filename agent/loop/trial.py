@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, NoReturn
 
 from agent.core.bench import FORMULA, BenchmarkKey, BenchmarkResult, LevelResult
 from agent.core.errors import TerminalError, TransientError
@@ -38,6 +38,7 @@ from agent.loop.lifecycle import Lifecycle, PhaseFailedError
 from agent.loop.store import Store
 
 Mode = Literal["trial", "prove"]
+LOG_READ = 30.0  # seconds for reading the log of a failed start
 KILL_GRACE = 60.0  # seconds for SIGKILL to take effect, beyond the time a stop may take
 
 
@@ -172,6 +173,7 @@ class _Trial:
         while step.kind == "phase" and step.phase is not None:
             result = await self._phase(step.phase, revision)
             if result != "ok":
+                await self._learn(revision)
                 self.inputs = await self.trials.look()  # what may be started now, not when the trial began
             good = last_good(self.name, self.inputs, besides=revision)
             state = TrialState(
@@ -179,6 +181,15 @@ class _Trial:
             )
             step = next_step(state, result)
         return step
+
+    async def _learn(self, revision: Revision) -> None:
+        """Of a failure that a setting mends: the next revision has it, and is not the one that failed."""
+        with contextlib.suppress(OSError):  # a log that cannot be read teaches nothing
+            steps = self.trials.lifecycle
+            why = await within(LOG_READ, steps.host_memory(revision), steps.ports.clock, self._alive)
+            known = self.trials.store.memory.host_memory
+            if why and revision.target not in known:
+                self.trials.store.update(host_memory={**known, revision.target: why})
 
     async def _phase(self, phase: Phase, revision: Revision, label: str = "") -> PhaseResult:
         gate = self.service.gate
@@ -241,7 +252,7 @@ class _Trial:
                     await steps.assert_stopped(started, self.started.gpus)
                 await steps.assert_stopped(service, revision.gpus)
             case "render":
-                await steps.render(self.name, service, revision)
+                return await steps.render(self.name, service, revision)
             case "start":
                 await self._assert_allowed(revision)
                 self._count_start(revision)
@@ -343,9 +354,9 @@ class _Trial:
         if step.outcome == "superseded":
             return self._finish(revision, "superseded")
         if step.kind == "finish":
-            record = self._finish(revision, "failed")
             if self.failure[0] == "GpuWedged":
-                raise TerminalError(f"{self.name}: {self.failure[1]}", reason="GpuWedged")
+                return self._wedged(revision, self.failure[1])
+            record = self._finish(revision, "failed")
             raise TransientError(f"{self.name}: {record.message}", reason=record.reason)
         if self._is_last_good(revision):
             return await self._last_good_failed(revision)
@@ -412,11 +423,20 @@ class _Trial:
             return self._finish(
                 good.revision, outcome
             )  # it may run by now, and nothing has proved that start
+        if self.failure[0] == "GpuWedged":
+            message = f"{cause[1]}; the last good revision is not started: {self.failure[1]}"
+            return self._wedged(failed, message)
         message = f"{cause[1]}; and the last good revision did not come back: {self.failure[1]}"
         self.failure = ("RollbackFailed", message)
         await self._stop_quietly(good.revision)
         self._finish(failed, "failed")
         raise TransientError(f"{self.name}: {message}", reason="RollbackFailed")
+
+    def _wedged(self, revision: Revision, message: str) -> NoReturn:
+        """No revision could start on such a GPU: none is to blame, and none is tried."""
+        self.failure = ("GpuWedged", message)
+        self._finish(revision, "failed")
+        raise TerminalError(f"{self.name}: {message}", reason="GpuWedged")
 
     async def _stop_quietly(self, revision: Revision) -> None:
         """Stop what must not go on running. Where that fails, or a kill comes first, the next pass stops what was

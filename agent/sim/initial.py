@@ -153,6 +153,7 @@ def booted(
     fresh.made_nodes = None if state.made_nodes is None else []
     if cmdline is None:
         fresh.next_cmdline, fresh.boot_words = state.next_cmdline, state.boot_words
+    _keep_in_cards(state, fresh)
     fresh.module_options = list(state.module_options)
     fresh.boots = state.boots + 1
     fresh.boot_id = str(uuid.uuid5(uuid.NAMESPACE_OID, f"{profile.boot_id} {fresh.boots}"))
@@ -168,6 +169,13 @@ def booted(
         fresh.kernel_log.append(LogLine(at=time.time(), text=SNP_REFUSED))
     _claim_at_boot(fresh)
     return fresh
+
+
+def _keep_in_cards(before: WorldState, fresh: WorldState) -> None:
+    """ECC stands in the card itself: what was pending works from the boot on."""
+    pending = {gpu.uuid: gpu.ecc_pending for gpu in before.gpus.values()}
+    for gpu in fresh.gpus.values():
+        gpu.ecc = gpu.ecc_pending = pending.get(gpu.uuid, gpu.ecc_pending)
 
 
 def _kept() -> tuple[str, ...]:

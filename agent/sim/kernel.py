@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from agent.sim.holding import holders_of
 from agent.sim.initial import boot_domain, booted
 from agent.sim.scenario import Fault, Reboot
-from agent.sim.state import FunctionState, GroupState, ModuleState, UnbindState, WorldState
+from agent.sim.state import FunctionState, GpuState, GroupState, ModuleState, UnbindState, WorldState
 
 if TYPE_CHECKING:
     from agent.sim.world import World
@@ -85,9 +85,17 @@ def _unbind(world: "World", address: str, function: FunctionState, delay: float,
         pending.done_at, pending.waits_for = None, ""
     function.driver = ""
     if address in state.gpus and pending.done_at is not None:
-        state.gpus[address].persistence_mode = False
-        state.gpus[address].power_limit = state.gpus[address].power_range[1]
+        _forget_settings(state.gpus[address])
     return pending
+
+
+def _forget_settings(gpu: GpuState) -> None:
+    """What the driver keeps and not the card; a pending mode becomes the mode when the driver lets go of the card."""
+    gpu.persistence_mode = False
+    gpu.power_limit = gpu.power_range[1]
+    gpu.locked_graphics_clocks = gpu.locked_memory_clocks = None
+    gpu.compute_mode = "default"
+    gpu.mig = gpu.mig_pending
 
 
 def running(pending: UnbindState) -> bool:

@@ -2,42 +2,23 @@
 
 import errno
 import os
+from dataclasses import replace
 
-from agent.core.fact import Fact, Known, Unknown
-from agent.core.observation import Gpu, Nvml
+from agent.core.fact import Fact, Known
+from agent.core.gpu_facts import P2PCapability, RemappedRows
+from agent.core.locked_clocks import in_force
+from agent.core.observation import NOT_READ, Gpu, Nvml
 from agent.sim import kernel
 from agent.sim.facts import patched, scripted
+from agent.sim.gpu_settings import changed
 from agent.sim.holding import holders_by_function, missing_nodes, on_nvidia
+from agent.sim.nvml_codes import error_of, unknown_of
 from agent.sim.scenario import Fault
 from agent.sim.state import GpuState, WorldState
 from agent.sim.world import World
 
-# NVML's numbers: a CamelCase reason, NVML's own words, and the errno that a failed write of ours carries.
-CODES = {
-    2: ("NvmlInvalidArgument", "Invalid Argument", errno.EINVAL),
-    3: ("NvmlNotSupported", "Not Supported", errno.EOPNOTSUPP),
-    4: ("NvmlNoPermission", "Insufficient Permissions", errno.EPERM),
-    9: ("NvmlDriverNotLoaded", "Driver Not Loaded", errno.ENODEV),
-    10: ("NvmlTimeout", "Timeout", errno.ETIMEDOUT),
-    12: ("NvmlLibraryNotFound", "NVML Shared Library Not Found", errno.ENOENT),
-    13: ("NvmlFunctionNotFound", "Function Not Found", errno.ENOSYS),
-    15: ("GpuLost", "GPU is lost", errno.EIO),
-    16: ("GpuResetRequired", "GPU requires reset", errno.EIO),
-    18: ("NvmlVersionMismatch", "Driver/library version mismatch", errno.EPROTO),
-    999: ("NvmlUnknownError", "Unknown Error", errno.EIO),
-}
 HUNG_MEMORY = 1500  # MiB on each GPU while the first collective hangs
 SERVING_SHARE = 0.92
-
-
-def unknown_of(code: int) -> Unknown:
-    name, words, _ = CODES.get(code, (f"NvmlError{code}", "unknown code", errno.EIO))
-    return Unknown(f"NVML: {words} (code {code})", name)
-
-
-def error_of(code: int, about: str) -> OSError:
-    number = CODES.get(code, ("", "", errno.EIO))[2]
-    return OSError(number, f"{unknown_of(code).reason} ({os.strerror(number)})", about)
 
 
 class SimNvml:
@@ -73,25 +54,18 @@ class SimNvml:
         gpus = dict(nvml.gpus)
         for fault in patches:
             gpus[fault.target or ""] = _patched(gpus[fault.target or ""], fault)
-        return Nvml(nvml.driver_version, nvml.nvml_version, nvml.cuda_version, gpus)
+        return replace(nvml, gpus=gpus)
 
-    async def set_persistence_mode(self, address: str, *, on: bool) -> None:
-        write = f"{address} {'on' if on else 'off'}"
-        fault = await self._world.enter("nvml.set_persistence_mode", address, write=write)
-        with self._world.change():
+    async def set(self, address: str, setting: str, value: str) -> None:
+        call = f"nvml.set_{setting.replace('-', '_')}"
+        fault = await self._world.enter(call, address, write=f"{address} {value}")
+        with self._world.change() as state:
             gpu = self._writable(address, fault)
+            busy = any(h.kind != "persistence" for h in holders_by_function(state).get(address, ()))
+            changes = changed(gpu, setting, value, busy=busy)
             if fault is None or not fault.succeed_without_effect:
-                gpu.persistence_mode = on
-
-    async def set_power_limit(self, address: str, watts: int) -> None:
-        fault = await self._world.enter("nvml.set_power_limit", address, write=f"{address} {watts}")
-        with self._world.change():
-            gpu = self._writable(address, fault)
-            low, high = gpu.power_range
-            if not low <= watts <= high:
-                raise error_of(2, f"{address}: {watts} W is outside {low} to {high} W")
-            if fault is None or not fault.succeed_without_effect:
-                gpu.power_limit = watts
+                for name, after in changes.items():
+                    setattr(gpu, name, after)
 
     def _writable(self, address: str, fault: Fault | None) -> GpuState:
         state = self._world.state
@@ -120,13 +94,21 @@ def nvml_of(state: WorldState) -> Nvml:
         if gpu.nvml_code:
             gpus[address] = unknown_of(gpu.nvml_code)
         else:
-            gpus[address] = Known(_gpu(address, index, gpu, _load(state, address), pids.get(address, ())))
+            told = _gpu(address, index, gpu, _load(state, address), pids.get(address, ()))
+            gpus[address] = Known(replace(told, p2p=Known(_p2p(address, state))))
     return Nvml(
         driver_version=Known(state.driver_version),
         nvml_version=Known(state.driver_version),
         cuda_version=Known(state.cuda_version),
         gpus=gpus,
+        confidential_compute=Known("off"),
     )
+
+
+def _p2p(address: str, state: WorldState) -> dict[str, P2PCapability]:
+    status = Known(state.gpus[address].p2p_status)
+    peers = (a for a in on_nvidia(state) if a != address and not state.gpus[a].nvml_code)
+    return {peer: P2PCapability(status, status, status) for peer in peers}
 
 
 def _pids(state: WorldState) -> dict[str, tuple[int, ...]]:
@@ -160,6 +142,7 @@ def _load(state: WorldState, address: str) -> tuple[int, int]:
 
 
 def _gpu(address: str, index: int, gpu: GpuState, load: tuple[int, int], pids: tuple[int, ...]) -> Gpu:
+    persistence = Known(gpu.persistence_mode)
     return Gpu(
         address=address,
         index=index,
@@ -167,9 +150,16 @@ def _gpu(address: str, index: int, gpu: GpuState, load: tuple[int, int], pids: t
         uuid=Known(gpu.uuid),
         name=Known(gpu.name),
         serial=Known(gpu.serial),
-        persistence_mode=Known(gpu.persistence_mode),
+        persistence_mode=persistence,
         power_limit=Known(gpu.power_limit),
         power_limit_range=Known(gpu.power_range),
+        locked_graphics_clocks=in_force(gpu.locked_graphics_clocks, persistence, NOT_READ),
+        locked_memory_clocks=in_force(gpu.locked_memory_clocks, persistence, NOT_READ),
+        ecc_mode=Known(gpu.ecc),
+        ecc_pending=Known(gpu.ecc_pending),
+        mig_mode=Known(gpu.mig),
+        mig_pending=Known(gpu.mig_pending),
+        compute_mode=Known(gpu.compute_mode),
         memory_total=Known(gpu.memory_total),
         memory_used=Known(load[0]),
         utilization=Known(load[1]),
@@ -178,4 +168,11 @@ def _gpu(address: str, index: int, gpu: GpuState, load: tuple[int, int], pids: t
         link_gen=Known(gpu.link_gen),
         max_link_gen=Known(gpu.max_link_gen),
         link_width=Known(gpu.link_width),
+        max_link_width=Known(gpu.max_link_width),
+        bar1_total=Known(gpu.bar1_total),
+        vbios=Known(gpu.vbios),
+        replays=Known(gpu.replays),
+        clock_reasons=Known(tuple(gpu.clock_reasons)),
+        graphics_pids=Known(()),
+        remapped_rows=Known(RemappedRows(0, 0, gpu.rows_pending, gpu.rows_failed)),
     )

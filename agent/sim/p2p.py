@@ -20,12 +20,21 @@ class SimP2PTest:
     def __init__(self, world: World) -> None:
         self._world = world
 
-    async def run(self, gpus: Sequence[str], progress: Callable[[str], None]) -> P2PTestResult:
+    async def run(
+        self,
+        gpus: Sequence[str],
+        progress: Callable[[str], None],
+        *,
+        full: bool = False,  # noqa: ARG002 - a simulated fault is seen by the quick test, too
+        seed: int | None = None,
+    ) -> P2PTestResult:
         await self._world.enter("p2p.run", *gpus)
         control = self._world.faults.strike("p2p.control")
         if control is not None:
             progress(f"control failed: {control.detail}")
-            return P2PTestResult((), controls_ok=False, control_detail=control.detail or "scripted")
+            return P2PTestResult(
+                (), controls_ok=False, control_detail=control.detail or "scripted", seed=seed
+            )
         pairs = list(permutations(gpus, 2))
         found: list[PathVerdict] = []
         for source, destination in pairs:
@@ -36,7 +45,7 @@ class SimP2PTest:
             await self._world.clock.sleep(TEST_SECONDS / len(pairs) + hung * STEP_DEADLINE)
             found += verdicts
         self._log_faults(found)
-        return P2PTestResult(tuple(found), controls_ok=True)
+        return P2PTestResult(tuple(found), controls_ok=True, seed=seed)
 
     def _test(self, source: str, destination: str, path: str, gpus: int) -> PathVerdict:
         state = self._world.state

@@ -56,6 +56,13 @@ class GpuState(SimModel):
     persistence_mode: bool = False
     power_limit: int = 600
     power_range: tuple[int, int] = (300, 600)
+    locked_graphics_clocks: tuple[int, int] | None = None  # MHz; null: not set since the driver took it
+    locked_memory_clocks: tuple[int, int] | None = None
+    ecc: bool = True
+    ecc_pending: bool = True
+    mig: bool = False
+    mig_pending: bool = False
+    compute_mode: str = "default"
     memory_total: int = 97887
     memory_used: int = 4
     utilization: int = 0
@@ -63,6 +70,14 @@ class GpuState(SimModel):
     link_gen: int = 5
     max_link_gen: int = 5
     link_width: int = 16
+    max_link_width: int = 16
+    bar1_total: int = 131072
+    vbios: str = ""
+    replays: int = 0
+    clock_reasons: list[str] = []  # in the words of ``agent observe``: hardware thermal slowdown, ...
+    rows_pending: bool = False  # a remapping of memory rows waits for a reset
+    rows_failed: bool = False
+    p2p_status: str = "ok"  # what NVML says of the ways to every other GPU; copies need not agree
     nvml_code: int = 0
 
 

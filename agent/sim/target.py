@@ -9,7 +9,7 @@ from agent.core.observation import Process, TargetFacts, Unit
 from agent.sim import systemd
 from agent.sim.facts import known, patched
 from agent.sim.holding import device_nodes
-from agent.sim.nvml import unknown_of
+from agent.sim.nvml_codes import unknown_of
 from agent.sim.scenario import Fault
 from agent.sim.state import FileState, TargetState
 from agent.sim.world import World

@@ -3,6 +3,7 @@
 from typing import Any
 
 from agent.core.fact import Absent, Known, Unknown
+from agent.core.gpu_facts import P2PCapability, RemappedRows
 from agent.core.observation import (
     Gpu,
     Holder,
@@ -54,7 +55,17 @@ def full() -> Observation:
         "0000:01:00.0", 0, Known(3), Known("GPU-5a1c0a52-6f5b-4a3b-9d4e-0c1f2a3b4c5d"), Known("NVIDIA RTX PRO 6000"),
         persistence_mode=Known(value=True), power_limit=Known(600), memory_total=Known(97887), memory_used=Known(12),
         utilization=Known(0), pids=Known((4711,)), recovery_action=Known("none"), link_gen=Known(1), max_link_gen=Known(5),
-        link_width=Known(16),
+        link_width=Known(16), max_link_width=Known(16), replays=Known(0), vbios=Known("98.02.55.00.01"),
+        serial=Absent("not supported by this GPU"), bar1_total=Known(131072), power_limit_range=Known((300, 600)),
+        locked_graphics_clocks=Known((2100, 2430)), locked_memory_clocks=Unknown("NVML does not tell it", "NotTold"),
+        graphics_clock=Known(180), memory_clock=Known(405), clock_reasons=Known(("idle", "software power cap")),
+        ecc_mode=Known(value=True), ecc_pending=Known(value=False), mig_mode=Known(value=False), mig_pending=Known(value=False),
+        compute_mode=Known("default"), graphics_pids=Known(()), remapped_rows=Known(RemappedRows(1, 2, pending=True, failed=False)),
+        p2p=Known({
+            "0000:81:00.0": P2PCapability(Known("ok"), Known("ok"), Known("not supported")),
+            "0000:91:00.0": P2PCapability(UNREADABLE, Known("ok"), Absent("not supported by this GPU")),
+            "0000:a1:00.0": P2PCapability(Known("ok"), Known("ok"), Known("not supported")),
+        }),
     )  # fmt: skip
     process = Process(
         4711,
@@ -70,7 +81,11 @@ def full() -> Observation:
         ),
         pci=Known(pci()),
         nvml=Known(
-            Nvml(Known("590.48.01"), gpus={"0000:01:00.0": Known(gpu), "0000:11:00.0": Unknown("GPU is lost", "GpuLost")})
+            Nvml(
+                Known("590.48.01"),
+                gpus={"0000:01:00.0": Known(gpu), "0000:11:00.0": Unknown("GPU is lost", "GpuLost")},
+                confidential_compute=Known("off"),
+            )
         ),
         holders={
             "0000:01:00.0": Known((Holder("process", "/dev/nvidia0", 4711, "python3\x1b[2J", "sglang-qwen.service", "129"),)),

@@ -20,7 +20,7 @@ HUMPS = re.compile(r"[A-Z][a-z0-9]+(?:[A-Z0-9][a-z0-9]*)+")
 # Words of this form that are no reason: properties of systemd, the kind of a spec file, names in type annotations.
 OTHERS = {
     "ActiveState", "ControlGroup", "ExecMainStatus", "LoadState", "MainPID", "NeedDaemonReload", "SubState",
-    "GpuHost", "P2PTestResult", "StatusError", "P2P",
+    "GpuHost", "P2PTestResult", "StatusError", "P2P", "KiB", "MiB", "GiB",
     # What systemd and D-Bus are told and asked in: methods, signals, settings.
     "AddMatch", "RemoveMatch", "GetAll", "PropertiesChanged", "NameOwnerChanged", "LoadUnit", "GetUnit", "StartUnit",
     "StopUnit", "KillUnit", "ResetFailedUnit", "StartTransientUnit", "TimeoutStartSec", "TimeoutStopSec",
@@ -39,8 +39,19 @@ PLACES = {
 
 
 def commands() -> dict[str, argparse.ArgumentParser]:
-    (found,) = [a for a in _parser()._actions if isinstance(a, argparse._SubParsersAction)]
-    return dict(found.choices)
+    return dict(_commands(_parser()))
+
+
+def _commands(
+    parser: argparse.ArgumentParser, prefix: str = ""
+) -> Iterator[tuple[str, argparse.ArgumentParser]]:
+    """By name, as "status" or "selftest p2p": one that only has others below it is no command."""
+    (found,) = [a for a in parser._actions if isinstance(a, argparse._SubParsersAction)]
+    for name, below in found.choices.items():
+        if any(isinstance(a, argparse._SubParsersAction) for a in below._actions):
+            yield from _commands(below, f"{prefix}{name} ")
+        else:
+            yield f"{prefix}{name}", below
 
 
 def section(name: str) -> str:
@@ -73,12 +84,12 @@ def test_every_command_has_a_section_with_its_options_and_arguments() -> None:
 
 
 def test_every_section_is_about_a_command_that_there_is() -> None:
-    assert set(re.findall(r"^### `agent ([a-z]+)", CLI, re.MULTILINE)) == set(commands())
+    assert set(re.findall(r"^### `agent ([a-z]+(?: [a-z][a-z0-9]*)?)", CLI, re.MULTILINE)) == set(commands())
 
 
 def test_every_exit_code_is_in_the_reference() -> None:
     codes: set[int] = set()
-    for module in ("main", "commands", "status_command", "status_view", "daemon"):
+    for module in ("main", "commands", "status_command", "status_view", "daemon", "selftest_command"):
         for node in ast.walk(ast.parse((REPOSITORY / f"agent/app/{module}.py").read_text())):
             if isinstance(node, ast.Return) and isinstance(node.value, ast.Constant):
                 codes |= {node.value.value} if type(node.value.value) is int else set()

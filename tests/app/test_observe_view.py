@@ -35,6 +35,7 @@ def test_a_fact_says_whether_it_is_known_absent_or_unknown():
             "nvml_version": {"unknown": "not read in this pass", "code": "NotObserved"},
             "cuda_version": {"unknown": "not read in this pass", "code": "NotObserved"},
             "gpus": {},
+            "confidential_compute": {"unknown": "not read in this pass", "code": "NotObserved"},
         }
     }
 

@@ -266,6 +266,39 @@ async def test_P9_exactly_the_bad_pair_and_its_direction_are_named(tmp_path: Pat
         assert_p2p_off_everywhere(agent)
 
 
+async def test_P11_host_memory_that_fails_with_p2p_off_is_switched_off_and_the_status_says_why(
+    tmp_path: Path,
+) -> None:
+    async with rig(tmp_path, scenario=SCENARIOS / "P11.yaml") as agent:
+        await agent.converge()
+        assert_p2p_off_everywhere(agent)
+        shown = service(agent)
+        assert shown.env["NCCL_CUMEM_HOST_ENABLE"] == unit(agent).env["NCCL_CUMEM_HOST_ENABLE"] == "0"
+        assert agent.status().ready == "True"
+        why = shown.why["env.NCCL_CUMEM_HOST_ENABLE"]
+        assert why.source == "rule"
+        assert "217" in why.reason
+
+
+async def test_P11_where_the_spec_sets_host_memory_itself_it_has_the_last_word(tmp_path: Path) -> None:
+    spec = recipe(**qwen(nccl={"NCCL_CUMEM_HOST_ENABLE": "1"}))
+    async with rig(tmp_path, spec=spec, scenario=SCENARIOS / "P11.yaml") as agent:
+        await agent.converge()
+        assert service(agent).health != "ok"
+        agent.write_spec(recipe())
+        await agent.converge()
+        assert unit(agent).env["NCCL_CUMEM_HOST_ENABLE"] == "0"
+        assert service(agent).health == "ok"
+
+
+async def test_P11_another_failure_of_a_start_changes_no_setting(tmp_path: Path) -> None:
+    scenario = (SCENARIOS / "P11.yaml").read_text().replace("217", "2")
+    async with rig(tmp_path, scenario=scenario) as agent:
+        await agent.converge()
+        assert agent.memory.host_memory == {}
+        assert "NCCL_CUMEM_HOST_ENABLE" not in unit(agent).env
+
+
 async def test_P12_a_small_dev_shm_is_refused_before_anything_is_stopped(tmp_path: Path) -> None:
     async with rig(tmp_path, scenario=SCENARIOS / "P12.yaml") as agent:
         await agent.converge()

@@ -13,6 +13,7 @@ import pytest
 
 from agent.core.fact import Absent, Fact, Known, Unknown
 from agent.core.observation import Gpu, Nvml, PciFunction, Platform, TargetFacts, Unit
+from agent.kinds.gpu_setting import SETTINGS
 from agent.ports import KernelLines, Ports, TargetPort
 from tests.contract.hosts import CHANGEABLE, READABLE, Subject
 from tests.contract.target_contract import FilesContract, Place, UnitsContract
@@ -152,23 +153,55 @@ async def gpu_of(host: Subject) -> Gpu:
 
 async def test_a_gpu_setting_reads_back(host: Subject) -> None:
     for on in (True, False):
-        await host.ports.nvml.set_persistence_mode(host.gpu, on=on)
+        await host.ports.nvml.set(host.gpu, "persistence-mode", "on" if on else "off")
         assert (await gpu_of(host)).persistence_mode == Known(on)
     allowed = (await gpu_of(host)).power_limit_range
     if isinstance(allowed, Known):
         low = allowed.value[0]
-        await host.ports.nvml.set_power_limit(host.gpu, low)
+        await host.ports.nvml.set(host.gpu, "power-limit", str(low))
         assert (await gpu_of(host)).power_limit == Known(low)
     else:  # a GPU that tells no range has no limit that could be set
         assert isinstance(allowed, Absent)
         with pytest.raises(OSError):
-            await host.ports.nvml.set_power_limit(host.gpu, 300)
+            await host.ports.nvml.set(host.gpu, "power-limit", "300")
+
+
+SWITCHED = [
+    ("locked-graphics-clocks", "300-2000MHz"), ("locked-graphics-clocks", "unlocked"),
+    ("locked-memory-clocks", "9001MHz"), ("locked-memory-clocks", "unlocked"), ("ecc", "off"), ("ecc", "on"),
+    ("compute-mode", "exclusiveProcess"), ("compute-mode", "default"), ("mig", "on"), ("mig", "off"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("setting", "value"), SWITCHED)
+async def test_a_setting_of_an_idle_gpu_reads_back_or_is_not_there(
+    host: Subject, setting: str, value: str
+) -> None:
+    await host.ports.nvml.set(host.gpu, "persistence-mode", "on")
+    read = next(s.read for s in SETTINGS if s.name == setting)
+    before = read(await gpu_of(host))
+    try:
+        await host.ports.nvml.set(host.gpu, setting, value)
+    except OSError as error:
+        assert error.errno == errno.EOPNOTSUPP
+        assert read(await gpu_of(host)) == before
+    else:
+        assert read(await gpu_of(host)) == Known(value)
+
+
+@pytest.mark.parametrize(("setting", "value"), [("ecc", "maybe"), ("compute-mode", "shared"), ("fan", "on")])
+async def test_what_is_no_setting_or_no_value_of_it_is_refused(
+    host: Subject, setting: str, value: str
+) -> None:
+    with pytest.raises(OSError) as caught:
+        await host.ports.nvml.set(host.gpu, setting, value)
+    assert caught.value.errno == errno.EINVAL
 
 
 async def test_a_power_limit_out_of_range_is_refused_and_changes_nothing(host: Subject) -> None:
     before = (await gpu_of(host)).power_limit
     with pytest.raises(OSError):
-        await host.ports.nvml.set_power_limit(host.gpu, 1_000_000)
+        await host.ports.nvml.set(host.gpu, "power-limit", "1000000")
     assert (await gpu_of(host)).power_limit == before
 
 
@@ -178,7 +211,7 @@ async def test_a_gpu_that_leaves_nvidia_leaves_nvml_and_cannot_be_set(host: Subj
     assert isinstance(nvml, Known)
     assert host.gpu not in nvml.value.gpus
     with pytest.raises(OSError):
-        await host.ports.nvml.set_persistence_mode(host.gpu, on=True)
+        await host.ports.nvml.set(host.gpu, "persistence-mode", "on")
 
 
 # -- units and files ------------------------------------------------------------------------------------------------

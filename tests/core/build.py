@@ -8,10 +8,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from agent.core.fact import Absent, Fact, Known
+from agent.core.fact import Absent, Fact, Known, Unknown
 from agent.core.inputs import Inputs
 from agent.core.memory import Identity, Memory, Promoted
 from agent.core.observation import (
+    NOT_TOLD,
     Gpu,
     Holder,
     IommuGroup,
@@ -39,6 +40,7 @@ NOW = 1_760_000_000.0
 DRIVER = "590.48.01"
 UNIT, TARGET, CONTAINER = "sglang-qwen.service", "lxc:129", "129"
 FREE: Fact[tuple[Holder, ...]] = Known(())
+NOT_SET = Unknown("NVML does not tell it, and it was not set here", NOT_TOLD)
 
 Change = Callable[[Inputs], Inputs]
 
@@ -116,7 +118,9 @@ def gpu(address: str) -> Gpu:
         address, index, Known(7 - index), Known(uuid_of(address)), Known("RTX PRO 6000"),
         serial=Known(f"17942400000{index + 11}"), persistence_mode=Known(value=False), power_limit=Known(600),
         power_limit_range=Known((300, 600)), memory_used=Known(0), utilization=Known(0), pids=Known(()),
-        recovery_action=Known("none"),
+        recovery_action=Known("none"), locked_graphics_clocks=NOT_SET, locked_memory_clocks=NOT_SET,
+        ecc_mode=Known(value=True), ecc_pending=Known(value=True), compute_mode=Known("default"),
+        mig_mode=Known(value=False), mig_pending=Known(value=False),
     )  # fmt: skip
 
 

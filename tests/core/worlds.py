@@ -16,6 +16,13 @@ from tests.core.faults import EXPORTER, FAULTS, PERSISTENCED
 from tests.core.verdicts import rules_written
 
 DRIVERS = {"inference": "nvidia", "second": "nvidia", "confidential": "vfio-pci"}
+SETTINGS: list[dict[str, Any]] = [
+    {},
+    {"persistenceMode": True},
+    {"powerLimit": "450W"},
+    {"persistenceMode": True, "lockedGraphicsClocks": "300-2000MHz", "computeMode": "exclusiveProcess"},
+    {"ecc": False, "lockedMemoryClocks": "unlocked", "mig": False},
+]
 FaultDraw = tuple[str, str, int]
 
 
@@ -81,7 +88,7 @@ def specs(draw: st.DrawFn) -> tuple[GpuHost, dict[str, str], dict[str, Any]]:
 
 
 def _sections(draw: st.DrawFn, select: dict[str, Any]) -> dict[str, Any]:
-    settings = draw(st.sampled_from([{}, {"persistenceMode": True}, {"powerLimit": "450W"}]))
+    settings = draw(st.sampled_from(SETTINGS))
     gpus = {
         name: {
             "select": chosen,

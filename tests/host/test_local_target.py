@@ -4,7 +4,6 @@ from pathlib import Path
 
 import pytest
 
-from agent.core.errors import TerminalError
 from agent.core.fact import Absent, Known, Unknown
 from agent.host.command_target import CommandTarget
 from agent.host.local_target import LocalTarget, read_process
@@ -130,12 +129,6 @@ async def test_a_target_is_one_object_for_as_long_as_the_agent_runs(tmp_path: Pa
     assert targets("lxc:129") is targets("lxc:129")
     assert targets("host") is targets("host")
     assert isinstance(targets("lxc:129"), CommandTarget)
-
-
-async def test_a_p2p_test_is_not_offered_and_says_so(tmp_path: Path):
-    with pytest.raises(TerminalError, match="not offered by this version") as refused:
-        await real_host(tmp_path).ports.p2p_test.run(["0000:01:00.0"], print)
-    assert refused.value.next_step
 
 
 async def test_another_root_never_reaches_this_machines_systemd(tmp_path: Path):

@@ -6,9 +6,10 @@ from ctypes.util import find_library
 import pytest
 
 from agent.core.fact import Absent, Known, Unknown
-from agent.core.observation import Gpu
-from agent.host.nvml import CODES, ChildNvml
+from agent.core.observation import NOT_TOLD, Gpu
+from agent.host.nvml import ChildNvml
 from agent.host.nvml_child import sysfs_address
+from agent.host.nvml_facts import CODES
 from tests.abi.nvml.stub import needs_compiler
 from tests.host.nvml_rig import A, C, Rig, known, two_gpus, unknown_gpu
 from tests.host.trees import Tree
@@ -93,7 +94,17 @@ async def test_every_gpu_of_a_full_host_is_found_by_its_address(tree: Tree, coun
     [
         (("nvmlDeviceGetUtilizationRates",), ["utilization"]),
         (("nvmlDeviceGetMemoryInfo", "nvmlDeviceGetMemoryInfo_v2"), ["memory_total", "memory_used"]),
-        (("nvmlDeviceGetFieldValues",), ["recovery_action"]),
+        (("nvmlDeviceGetFieldValues",), ["recovery_action", "remapped_rows", "replays"]),
+        (("nvmlDeviceGetVbiosVersion",), ["vbios"]),
+        (("nvmlDeviceGetBAR1MemoryInfo",), ["bar1_total"]),
+        (
+            ("nvmlDeviceGetCurrentClocksEventReasons", "nvmlDeviceGetCurrentClocksThrottleReasons"),
+            ["clock_reasons"],
+        ),
+        (
+            ("nvmlDeviceGetGraphicsRunningProcesses_v2", "nvmlDeviceGetGraphicsRunningProcesses_v3"),
+            ["graphics_pids"],
+        ),
         (("nvmlDeviceGetComputeRunningProcesses_v2", "nvmlDeviceGetComputeRunningProcesses_v3"), ["pids"]),
     ],
 )
@@ -102,7 +113,9 @@ async def test_a_function_that_an_older_driver_lacks_is_unknown_for_itself_alone
 ):
     first = await two_gpus(tree, lacking).gpu(A)
     facts = {name: getattr(first, name) for name in Gpu.__slots__}
-    unknown = {name: fact.code for name, fact in facts.items() if isinstance(fact, Unknown)}
+    unknown = {
+        name: fact.code for name, fact in facts.items() if isinstance(fact, Unknown) and fact.code != NOT_TOLD
+    }
     assert unknown == dict.fromkeys(fields, "NvmlFunctionNotFound")
 
 

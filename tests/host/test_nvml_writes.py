@@ -13,7 +13,7 @@ from agent.core.plan import Action, Disruption, Stage
 from agent.host.nvml import ERRNOS, ChildNvml
 from agent.host.real import real_ports
 from agent.kinds.gpu_settings import GpuSettingsKind
-from agent.sim.nvml import CODES as SIMULATED
+from agent.sim.nvml_codes import CODES as SIMULATED
 from tests.abi.nvml.stub import needs_compiler
 from tests.host.nvml_rig import A, C, Rig, two_gpus
 from tests.host.trees import Tree
@@ -40,24 +40,24 @@ async def act(host: Rig, action: Action) -> None:
 @needs_compiler
 async def test_persistence_mode_is_switched_on_that_gpu_alone_and_reads_back(host: Rig):
     nvml = host.nvml()
-    await nvml.set_persistence_mode(C, on=True)
+    await nvml.set(C, "persistence-mode", "on")
     assert (await host.gpu(C)).persistence_mode == Known(value=True)
     assert (await host.gpu(A)).persistence_mode == Known(value=False)
-    await nvml.set_persistence_mode(C, on=False)
+    await nvml.set(C, "persistence-mode", "off")
     assert (await host.gpu(C)).persistence_mode == Known(value=False)
     assert host.stub.calls(SET_PERSISTENCE) == [f"{SET_PERSISTENCE} {C} 1", f"{SET_PERSISTENCE} {C} 0"]
 
 
 @needs_compiler
 async def test_a_power_limit_goes_to_nvml_in_milliwatts_and_reads_back_in_watts(host: Rig):
-    await host.nvml().set_power_limit(A, 450)
+    await host.nvml().set(A, "power-limit", "450")
     assert host.stub.calls(SET_POWER) == [f"{SET_POWER} {A} 450000"]
     assert ((await host.gpu(A)).power_limit, (await host.gpu(C)).power_limit) == (Known(450), Known(600))
 
 
 @needs_compiler
 async def test_D6_the_gpu_is_opened_by_its_address_and_no_other_is_asked_anything(host: Rig):
-    await host.nvml().set_persistence_mode(C, on=True)
+    await host.nvml().set(C, "persistence-mode", "on")
     asked = {line.split()[1] for line in host.stub.calls() if len(line.split()) > 1}
     assert asked == {C}
     assert host.stub.calls("nvmlDeviceGetHandleByIndex_v2") == []
@@ -67,7 +67,7 @@ async def test_D6_the_gpu_is_opened_by_its_address_and_no_other_is_asked_anythin
 async def test_D6_nothing_is_written_to_a_handle_that_says_it_is_another_gpu(host: Rig):
     host.stub.set({"gpu1.pci_info": A})
     with pytest.raises(OSError, match=f"NVML opened {A} instead") as failed:
-        await host.nvml().set_persistence_mode(C, on=True)
+        await host.nvml().set(C, "persistence-mode", "on")
     assert failed.value.errno == errno.ENODEV
     assert host.stub.calls(SET_PERSISTENCE) == []
 
@@ -75,10 +75,10 @@ async def test_D6_nothing_is_written_to_a_handle_that_says_it_is_another_gpu(hos
 @needs_compiler
 async def test_D4_a_lost_gpu_bars_no_write_to_the_others(host: Rig):
     host.stub.set({"gpu0.code": 15})
-    await host.nvml().set_persistence_mode(C, on=True)
+    await host.nvml().set(C, "persistence-mode", "on")
     assert host.stub.get("gpu1.persistence") == "1"
     with pytest.raises(OSError, match="GPU is lost") as failed:
-        await host.nvml().set_persistence_mode(A, on=True)
+        await host.nvml().set(A, "persistence-mode", "on")
     assert failed.value.errno == errno.EIO
 
 
@@ -90,9 +90,9 @@ async def test_each_code_fails_a_write_with_the_errno_that_it_has_on_a_simulated
 ):
     host.stub.set({f"call.{where}": code})
     with pytest.raises(
-        OSError, match=rf"setting the power limit to 450 W failed: NVML: .+ \(code {code}\)"
+        OSError, match=rf"setting power-limit to 450 W failed: NVML: .+ \(code {code}\)"
     ) as failed:
-        await host.nvml().set_power_limit(A, 450)
+        await host.nvml().set(A, "power-limit", "450")
     expected = SIMULATED[code][2] if code in SIMULATED else ERRNOS.get(code, errno.EIO)
     assert (failed.value.errno, failed.value.filename) == (expected, A)
     assert host.stub.get("gpu0.power_limit") is None
@@ -105,7 +105,7 @@ async def test_a_refused_and_a_late_write_are_errors_of_their_own_kind(
 ):
     host.stub.set({f"call.{SET_PERSISTENCE}": code})
     with pytest.raises(kind):
-        await host.nvml().set_persistence_mode(A, on=True)
+        await host.nvml().set(A, "persistence-mode", "on")
 
 
 @needs_compiler
@@ -114,7 +114,7 @@ async def test_D2_a_write_that_meets_a_version_mismatch_names_both_versions(host
     host.tree.file("usr/lib/x86_64-linux-gnu/libnvidia-ml.so.565.57.01")
     host.stub.set({"init.code": 18})
     with pytest.raises(OSError, match=r"kernel module is 590\.48\.01, the library is 565\.57\.01") as failed:
-        await host.nvml().set_persistence_mode(A, on=True)
+        await host.nvml().set(A, "persistence-mode", "on")
     assert failed.value.errno == errno.EPROTO
 
 
@@ -122,7 +122,7 @@ async def test_D2_a_write_that_meets_a_version_mismatch_names_both_versions(host
 async def test_a_setting_that_the_card_does_not_have_is_not_supported(host: Rig):
     host.stub.set({"gpu.power_min": None, "gpu.power_max": None})
     with pytest.raises(OSError, match="Not Supported") as failed:
-        await host.nvml().set_power_limit(A, 450)
+        await host.nvml().set(A, "power-limit", "450")
     assert failed.value.errno == errno.EOPNOTSUPP
 
 
@@ -130,7 +130,7 @@ async def test_a_setting_that_the_card_does_not_have_is_not_supported(host: Rig)
 @pytest.mark.parametrize("watts", [299, 601])
 async def test_a_power_limit_out_of_range_is_refused_by_nvml_and_changes_nothing(host: Rig, watts: int):
     with pytest.raises(OSError, match="Invalid Argument") as failed:
-        await host.nvml().set_power_limit(A, watts)
+        await host.nvml().set(A, "power-limit", str(watts))
     assert failed.value.errno == errno.EINVAL
     assert (await host.gpu(A)).power_limit == Known(600)
 
@@ -138,7 +138,7 @@ async def test_a_power_limit_out_of_range_is_refused_by_nvml_and_changes_nothing
 @needs_compiler
 async def test_a_setter_that_an_older_driver_lacks_is_not_implemented(tree: Tree):
     with pytest.raises(OSError, match="Function Not Found") as failed:
-        await two_gpus(tree, (SET_POWER,)).nvml().set_power_limit(A, 450)
+        await two_gpus(tree, (SET_POWER,)).nvml().set(A, "power-limit", "450")
     assert failed.value.errno == errno.ENOSYS
 
 
@@ -147,9 +147,9 @@ async def test_a_setter_that_hangs_is_given_up_and_the_next_write_is_done(host: 
     nvml = host.nvml(deadline=3.0)
     host.stub.set({f"call.{SET_PERSISTENCE}": "hang"})
     with pytest.raises(TimeoutError, match="NVML did not answer within 3s"):
-        await nvml.set_persistence_mode(A, on=True)
+        await nvml.set(A, "persistence-mode", "on")
     host.stub.set({f"call.{SET_PERSISTENCE}": None})
-    await host.nvml().set_persistence_mode(A, on=True)
+    await host.nvml().set(A, "persistence-mode", "on")
     assert host.stub.get("gpu0.persistence") == "1"
 
 
@@ -157,7 +157,7 @@ async def test_a_setter_that_hangs_is_given_up_and_the_next_write_is_done(host: 
 async def test_a_child_that_is_killed_in_a_setter_is_an_error_that_says_by_what(host: Rig):
     host.stub.set({f"call.{SET_PERSISTENCE}": "kill"})
     with pytest.raises(OSError, match="ended with status -9") as failed:
-        await host.nvml().set_persistence_mode(A, on=True)
+        await host.nvml().set(A, "persistence-mode", "on")
     assert failed.value.errno == errno.EIO
 
 
@@ -165,7 +165,7 @@ async def test_a_child_that_is_killed_in_a_setter_is_an_error_that_says_by_what(
 async def test_B14_a_gpu_that_is_not_on_nvidia_is_refused_without_opening_nvml(host: Rig):
     host.leave_nvidia(C)
     with pytest.raises(OSError, match="not bound to nvidia") as failed:
-        await host.nvml().set_persistence_mode(C, on=True)
+        await host.nvml().set(C, "persistence-mode", "on")
     assert failed.value.errno == errno.ENODEV
     assert not host.stub.trace.exists()
 
@@ -175,7 +175,7 @@ async def test_without_the_library_a_write_finds_nothing(tree: Tree):
     tree.function(A, 0x030200)
     tree.bind(A, "nvidia")
     with pytest.raises(FileNotFoundError, match="NVML Shared Library Not Found"):
-        await ChildNvml(tree.root, 60.0).set_persistence_mode(A, on=True)
+        await ChildNvml(tree.root, 60.0).set(A, "persistence-mode", "on")
 
 
 @needs_compiler
@@ -183,9 +183,9 @@ async def test_writes_and_readings_at_the_same_time_are_made_one_after_another(h
     nvml = host.nvml()
     await asyncio.gather(
         nvml.read(),
-        nvml.set_persistence_mode(A, on=True),
-        nvml.set_power_limit(C, 450),
-        nvml.set_power_limit(A, 300),
+        nvml.set(A, "persistence-mode", "on"),
+        nvml.set(C, "power-limit", "450"),
+        nvml.set(A, "power-limit", "300"),
     )
     ends = [line for line in host.stub.calls() if line in {"nvmlInit", "nvmlShutdown"}]
     assert ends == ["nvmlInit", "nvmlShutdown"] * 4
@@ -197,7 +197,7 @@ async def test_a_write_waits_for_whoever_looks_for_holders_and_then_looks_again_
     looking = asyncio.Lock()
     nvml = ChildNvml(host.tree.root, 60.0, host.stub.env, looking)
     async with looking:
-        write = asyncio.create_task(nvml.set_persistence_mode(A, on=True))
+        write = asyncio.create_task(nvml.set(A, "persistence-mode", "on"))
         await asyncio.sleep(0)
         host.leave_nvidia(A)
     with pytest.raises(OSError, match="not bound to nvidia"):
@@ -209,7 +209,7 @@ async def test_a_write_waits_for_whoever_looks_for_holders_and_then_looks_again_
 async def test_a_reading_after_a_write_shows_it_also_while_another_was_on_its_way(host: Rig):
     nvml = host.nvml()
     earlier = asyncio.create_task(nvml.read())
-    await nvml.set_persistence_mode(A, on=True)
+    await nvml.set(A, "persistence-mode", "on")
     later = await nvml.read()
     await earlier
     assert isinstance(later, Known)

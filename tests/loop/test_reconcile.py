@@ -145,7 +145,8 @@ async def test_a_host_without_any_spec_is_neither_read_nor_touched(tmp_path: Pat
 
 
 async def test_every_disruption_that_the_policy_lacks_blocks_the_whole_plan(tmp_path: Path) -> None:
-    async with rig(tmp_path, spec=recipe(policy={"allow": ["live"]})) as agent:
+    limit = {"inference": {"settings": {"powerLimit": "500W"}}}
+    async with rig(tmp_path, spec=recipe(policy={"allow": ["live"]}, gpus=limit)) as agent:
         result = await agent.one_pass()
         assert result.plan is not None
         assert Disruption.LIVE in {a.disruption for a in result.plan.actions}

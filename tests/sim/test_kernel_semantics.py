@@ -87,7 +87,7 @@ async def test_unbinding_a_held_gpu_never_returns_and_the_link_is_gone_at_once(m
 
 async def test_persistence_mode_alone_holds_a_gpu(make_host):
     host = make_host(IDLE)
-    await host.ports.nvml.set_persistence_mode(GPU, on=True)
+    await host.ports.nvml.set(GPU, "persistence-mode", "on")
     holders = await host.ports.holders.read([GPU])
     assert [h.kind for h in holders[GPU].value] == ["persistence"]
     assert await unbind(host, GPU, "nvidia") == "running"
@@ -189,9 +189,9 @@ async def test_nvml_sees_only_gpus_on_nvidia_and_minors_are_not_indices(make_hos
 async def test_a_power_limit_out_of_range_is_refused(make_host):
     host = make_host()
     with pytest.raises(OSError) as raised:
-        await host.ports.nvml.set_power_limit(GPU, 700)
+        await host.ports.nvml.set(GPU, "power-limit", "700")
     assert raised.value.errno == errno.EINVAL
-    await host.ports.nvml.set_power_limit(GPU, 450)
+    await host.ports.nvml.set(GPU, "power-limit", "450")
     nvml = await host.ports.nvml.read()
     assert isinstance(nvml, Known)
     assert isinstance(nvml.value, Nvml)

@@ -56,6 +56,21 @@ GOLDEN = [
         ['14:35: spec.gpus.inference.settings.persistenceMode: found "yes", expected true or false (YAML 1.2 reads yes, no, on and off as text)'],
     ),
     (
+        "clocks without their unit",
+        [("driver: nvidia", "driver: nvidia\n      settings: {lockedGraphicsClocks: 1500}")],
+        ['14:40: spec.gpus.inference.settings.lockedGraphicsClocks: found 1500, expected clocks with their unit, lowest first, such as "300-2000MHz", or "unlocked"'],
+    ),
+    (
+        "clocks the wrong way round",
+        [("driver: nvidia", "driver: nvidia\n      settings: {lockedMemoryClocks: 2000-300MHz}")],
+        ['14:38: spec.gpus.inference.settings.lockedMemoryClocks: found "2000-300MHz", expected clocks with their unit, lowest first, such as "300-2000MHz", or "unlocked"'],
+    ),
+    (
+        "compute mode of another name",
+        [("driver: nvidia", "driver: nvidia\n      settings: {computeMode: exclusive}")],
+        ['14:31: spec.gpus.inference.settings.computeMode: found "exclusive", expected one of default, exclusiveProcess, prohibited'],
+    ),
+    (
         "target of no known sort",
         [("{lxc: 129}", "{docker: x}")],
         ["20:7: spec.services.qwen.target: found a mapping, expected host, {lxc: ID} or {ssh: user@host}"],

@@ -181,7 +181,7 @@ def test_the_agents_memory_is_bounded_and_a_child_that_is_ended_for_it_does_not_
     unit: AgentUnit,
 ) -> None:
     found = unit.show()
-    assert (found["MemoryMax"], found["OOMPolicy"]) == (str(512 << 20), "continue")
+    assert (found["MemoryMax"], found["OOMPolicy"]) == (str(2 << 30), "continue")
 
 
 def restarted(unit: AgentUnit, first: int) -> float:

@@ -6,7 +6,7 @@
 #include "nvml.h"
 #include "state.h"
 
-enum { RECOVERY_ACTION = 230, UNSIGNED_INT = 1, MOST_PROCESSES = 64 };
+enum { UNSIGNED_INT = 1, UNSIGNED_LONG = 2, MOST_PROCESSES = 64 };
 static const long long GIB = 1LL << 30;
 
 #define TEXT(function, key)                                                           \
@@ -57,6 +57,7 @@ NUMBER(nvmlDeviceGetCurrPcieLinkWidth, unsigned, "link_width", 16)
 NUMBER(nvmlDeviceGetMaxPcieLinkWidth, unsigned, "link_width_max", 16)
 NUMBER(nvmlDeviceGetPcieReplayCounter, unsigned, "replays", 0)
 NUMBER(nvmlDeviceGetCurrentClocksEventReasons, unsigned long long, "clock_reasons", 1)
+NUMBER(nvmlDeviceGetCurrentClocksThrottleReasons, unsigned long long, "clock_reasons", 1)
 PAIR(nvmlDeviceGetPowerManagementLimitConstraints, "power_min", "power_max")
 PAIR(nvmlDeviceGetEccMode, "ecc", "ecc_pending")
 PAIR(nvmlDeviceGetMigMode, "mig", "mig_pending")
@@ -177,20 +178,37 @@ API int nvmlDeviceGetComputeRunningProcesses_v3(Device device, unsigned *count, 
   return processes(__func__, "processes", device, count, out);
 }
 
+API int nvmlDeviceGetGraphicsRunningProcesses_v2(Device device, unsigned *count, ProcessInfo *out) {
+  return processes(__func__, "graphics_processes", device, count, out);
+}
+
 API int nvmlDeviceGetGraphicsRunningProcesses_v3(Device device, unsigned *count, ProcessInfo *out) {
   return processes(__func__, "graphics_processes", device, count, out);
 }
 
+/* "field.230.code=2": what a driver says of a field that it does not know. */
 API int nvmlDeviceGetFieldValues(Device device, int count, FieldValue *values) {
+  static const struct {
+    unsigned id, type;
+    const char *key;
+  } fields[] = {{94, UNSIGNED_INT, "replays"},          {142, UNSIGNED_INT, "rows_correctable"},
+                {143, UNSIGNED_INT, "rows_uncorrectable"}, {144, UNSIGNED_INT, "rows_pending"},
+                {145, UNSIGNED_INT, "rows_failed"},      {230, UNSIGNED_LONG, "recovery_action"}};
   char key[32];
   int index, code = enter_gpu(__func__, device, &index);
   if (code != NVML_SUCCESS) return code;
   for (int i = 0; i < count; i++) {
+    unsigned place = 0;
+    while (place < sizeof fields / sizeof *fields && fields[place].id != values[i].fieldId) place++;
+    int known = place < sizeof fields / sizeof *fields;
     snprintf(key, sizeof key, "field.%u.code", values[i].fieldId);
-    int known = values[i].fieldId == RECOVERY_ACTION;
-    values[i].nvmlReturn = (unsigned)gpu_number(index, key, known ? NVML_SUCCESS : NVML_NOT_SUPPORTED);
-    values[i].valueType = UNSIGNED_INT;
-    values[i].value.uiVal = (unsigned)gpu_number(index, "recovery_action", 0);
+    values[i].nvmlReturn = (unsigned)gpu_number(index, key, known ? NVML_SUCCESS : NVML_INVALID_ARGUMENT);
+    memset(&values[i].value, 0xff, sizeof values[i].value); /* what is not written is nothing that may be read */
+    if (values[i].nvmlReturn != NVML_SUCCESS) continue;
+    values[i].valueType = fields[place].type;
+    unsigned long value = (unsigned long)gpu_number(index, fields[place].key, 0);
+    if (fields[place].type == UNSIGNED_INT) values[i].value.uiVal = (unsigned)value;
+    else values[i].value.ulVal = value;
   }
   return NVML_SUCCESS;
 }

@@ -49,20 +49,24 @@ API int nvmlDeviceSetMigMode(Device device, unsigned mode, unsigned *activation)
   return busy || code ? code : set(index, "mig", mode, ignored);
 }
 
-API int nvmlDeviceSetGpuLockedClocks(Device device, unsigned low, unsigned high) {
-  char text[32];
-  int index, ignored, code = enter_setter(__func__, device, &index, &ignored, "%u %u", low, high);
-  if (code != NVML_SUCCESS) return code;
-  if (low > high) return NVML_INVALID_ARGUMENT;
-  snprintf(text, sizeof text, "%u-%u", low, high);
-  return ignored ? NVML_SUCCESS : gpu_set(index, "locked_clocks", text);
-}
+/* NVML has no call that tells a lock: the state alone does. */
+#define LOCK(set_function, reset_function, key)                                                          \
+  API int set_function(Device device, unsigned low, unsigned high) {                                     \
+    char text[32];                                                                                       \
+    int index, ignored, code = enter_setter(#set_function, device, &index, &ignored, "%u %u", low, high); \
+    if (code != NVML_SUCCESS) return code;                                                               \
+    if (low > high) return NVML_INVALID_ARGUMENT;                                                        \
+    snprintf(text, sizeof text, "%u-%u", low, high);                                                     \
+    return ignored ? NVML_SUCCESS : gpu_set(index, key, text);                                           \
+  }                                                                                                      \
+  API int reset_function(Device device) {                                                                \
+    int index, ignored, code = enter_setter(#reset_function, device, &index, &ignored, "%s", "");        \
+    if (code != NVML_SUCCESS) return code;                                                               \
+    return ignored ? NVML_SUCCESS : gpu_set(index, key, "");                                             \
+  }
 
-API int nvmlDeviceResetGpuLockedClocks(Device device) {
-  int index, ignored, code = enter_setter(__func__, device, &index, &ignored, "%s", "");
-  if (code != NVML_SUCCESS) return code;
-  return ignored ? NVML_SUCCESS : gpu_set(index, "locked_clocks", "");
-}
+LOCK(nvmlDeviceSetGpuLockedClocks, nvmlDeviceResetGpuLockedClocks, "locked_clocks")
+LOCK(nvmlDeviceSetMemoryLockedClocks, nvmlDeviceResetMemoryLockedClocks, "locked_memory_clocks")
 
 /* Without persistence mode the driver lets go of a GPU that nobody uses, and its power limit with it. */
 void forget_settings(void) {

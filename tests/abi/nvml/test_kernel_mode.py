@@ -75,7 +75,7 @@ async def test_the_gpus_are_those_of_the_kernel_driver_in_the_order_of_their_add
 
 @needs_compiler
 async def test_persistence_mode_is_written_to_the_drivers_file_of_that_gpu(driver: Tree):
-    await nvml(driver).set_persistence_mode(A, on=True)
+    await nvml(driver).set(A, "persistence-mode", "on")
     files = [driver.root / f"proc/driver/nvidia/gpus/{address}/persistence" for address in (A, C)]
     assert [file.read_text().strip() for file in files] == ["1", "0"]
 

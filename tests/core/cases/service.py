@@ -92,6 +92,11 @@ CASES: dict[str, Inputs] = {
     "driver-missing-in-the-target": stopped(build.target(user_driver=Absent("no libcuda"))),
     "D3-target-lost-its-gpus": stopped(build.target(nvml=Unknown("Unknown Error", "NvmlUnknown"))),
     "P12-shm-too-small": converged(None, edited_by_hand, build.target(shm_bytes=Known(64 << 20))),
+    "P11-host-memory-failed-with-p2p-off": stopped(
+        build.with_memory(
+            host_memory={"lxc:129": "NCCL's log says that it cannot share host memory by cuMem"}
+        )
+    ),
     "model-missing": stopped(build.facts(model_present=Known(value=False))),
     "tensor-parallel-too-large": stopped(
         args={"model-path": "/models/qwen", "tensor-parallel-size": 8, "port": 30000}
