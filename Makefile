@@ -27,9 +27,9 @@ check: $(READY)
 	@$(BIN)/mypy
 	@PYTHONPATH=. $(BIN)/lint-imports --no-cache
 
-# The slow rings; as root. What this machine lacks is skipped with the reason, and fails with AGENT_CI=1.
+# The slow rings; as root. Three at a time, whatever the number of processors: much of it is waiting. What this machine lacks is skipped with the reason, and fails with AGENT_CI=1.
 test-system: $(READY)
-	@$(BIN)/python -m pytest -m system $(ARGS)
+	@$(BIN)/python -m pytest -m system -n 3 --dist loadfile $(or $(ARGS),tests/system)
 
 # On a host with GPUs on the driver nvidia and nothing on them, as root; elsewhere skipped with the reason.
 test-gpu: $(READY)

@@ -158,7 +158,8 @@ def _plan_document(plan: Plan, blocked: str) -> dict[str, object]:
 
 
 async def _observe(args: argparse.Namespace, kind: str, profile: str, paths: Paths) -> int:
-    from agent.app.observe_view import observation_to_dict, render_observation
+    from agent.app.observe_dict import observation_to_dict
+    from agent.app.observe_view import render_observation
     from agent.app.readonly import observe_only
 
     obs, simulated = await observe_only(_choice(args, kind, profile), paths)

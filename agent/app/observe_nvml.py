@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from agent.app.fact_words import Row, tell
+from agent.app.observe_text import Row, tell
 from agent.app.terminal import Style, escape
 from agent.core.fact import Fact, Known, Unknown
 from agent.core.gpu_facts import P2PCapability

@@ -6,6 +6,7 @@ Shared by the kinds: driver binding acts on it, P2P and services wait for it.
 from dataclasses import dataclass, replace
 
 from agent.core.fact import Absent, Fact, Known, Unknown, say
+from agent.core.immovable import immovable
 from agent.core.inputs import Inputs
 from agent.core.observation import Holder, IommuGroup, Pci, PciFunction
 from agent.core.plan import Refusal
@@ -155,29 +156,12 @@ def _forbidden(slot: SlotBinding, inputs: Inputs, selection: Selection, pci: Pci
     """What stands against touching this slot at all, holders aside."""
     for binding in slot.functions:
         function = pci.functions[binding.address]
-        if binding.driver_wrong and (refusal := _console(slot, function)) is not None:
+        if binding.driver_wrong and (refusal := immovable(slot.gpu, function)) is not None:
             return refusal
     if slot.driver == "vfio-pci":
         return _not_viable(slot, inputs, selection, pci)
     refusals = (_group_refusal(slot, f, inputs, selection, pci) for f in slot.functions if f.driver_wrong)
     return next((r for r in refusals if r is not None), None)
-
-
-def may_be_console(function: PciFunction) -> bool:
-    """Only a VGA controller has the attribute: a 3D controller, which most GPUs of servers are, is no console."""
-    return not isinstance(function.boot_vga, Absent) and function.boot_vga != Known(value=False)
-
-
-def _console(slot: SlotBinding, function: PciFunction) -> Refusal | None:
-    if isinstance(function.driver, Absent) or not may_be_console(function):
-        return None
-    if isinstance(function.boot_vga, Known):
-        message = f"{function.address} is the console that the firmware set up"
-        return Refusal(
-            "driver-binding", slot.gpu, "Held", message, "make another card the primary one in the firmware"
-        )
-    message = f"whether {function.address} is the console is {say(function.boot_vga)}"
-    return Refusal("driver-binding", slot.gpu, "HoldersUnknown", message, "wait for the next pass")
 
 
 def _not_viable(slot: SlotBinding, inputs: Inputs, selection: Selection, pci: Pci) -> Refusal | None:

@@ -36,6 +36,17 @@ def split_cmdline(text: str) -> tuple[str, ...]:
     return tuple(word.replace('"', "") for word in WORD.findall(text))
 
 
+def lines_that_count(text: str) -> list[str]:
+    """The lines of /etc/kernel/cmdline with their ends, without comments and empty ones."""
+    lines = text.splitlines(keepends=True)
+    return [line for line in lines if line.strip() and not line.lstrip().startswith("#")]
+
+
+def words_of_file(text: str) -> tuple[str, ...]:
+    """The words that /etc/kernel/cmdline hands over."""
+    return split_cmdline("".join(lines_that_count(text)))
+
+
 @dataclass(frozen=True, slots=True)
 class Loader:
     """Where one boot loader has its arguments from, and what makes its own files anew."""

@@ -7,9 +7,8 @@ systemd-gpt-auto-generator(8), Proxmox VE administration guide (ZFS on root: roo
 
 import re
 from collections.abc import Iterable
-from functools import cache
 
-from agent.core.boot import WORD, Wish, spelled, split_cmdline
+from agent.core.boot import WORD, Wish, lines_that_count, spelled, split_cmdline
 
 _SAFE = re.compile(r"[A-Za-z0-9_.,:/=+@%*?-]+")
 # What finds and mounts the root, and what runs from it: as globs over words spelled with underscores.
@@ -65,16 +64,21 @@ def endangered(pattern: str) -> str:
     return next(iter(needed + named), "")
 
 
-@cache
 def _meet(one: str, other: str) -> bool:
-    """Whether some word matches both globs."""
-    if not one or not other:
-        return not (one + other).strip("*")
-    if one[0] == "*":
-        return _meet(one[1:], other) or _meet(one, other[1:])
-    if other[0] == "*":
-        return _meet(other, one)
-    return (one[0] == other[0] or "?" in (one[0], other[0])) and _meet(one[1:], other[1:])
+    """Whether some word matches both globs. Not by recursion: a spec's pattern may be of any length."""
+    # met[j]: the part of ``one`` after the character at hand and other[j:] have a word in common.
+    met = [not other[j:].strip("*") for j in range(len(other) + 1)]
+    for i in reversed(range(len(one))):
+        now = [False] * len(met)
+        for j in reversed(range(len(met))):
+            if j == len(other):
+                now[j] = one[i] == "*" and met[j]
+            elif "*" in (one[i], other[j]):
+                now[j] = met[j] or now[j + 1]
+            else:
+                now[j] = (one[i] == other[j] or "?" in (one[i], other[j])) and met[j + 1]
+        met = now
+    return met[0]
 
 
 def grub_drop_in(wishes: Iterable[Wish]) -> str:
@@ -115,26 +119,25 @@ def with_wishes(words: Iterable[str], wishes: Iterable[Wish]) -> tuple[str, ...]
 
 
 def edited_cmdline(text: str, wishes: Iterable[Wish]) -> str:
-    """/etc/kernel/cmdline with only the words changed that must be; quoted words and comments stay as they are.
+    """/etc/kernel/cmdline with only the words changed that must be; quoted words stay as they are.
 
-    Call ``unusable_cmdline`` first.
+    Call ``unusable_cmdline`` first of what this changes.
     """
-    lines = text.splitlines(keepends=True)
-    return "".join(_edited_line(x, wishes) if _says_something(x) else x for x in lines)
+    lines = lines_that_count(text)
+    edited = "".join(_edited_line(x, wishes) for x in lines)
+    return text if edited == "".join(lines) else edited
 
 
 def unusable_cmdline(text: str) -> str:
-    """Why this is no text to edit; "" where it is: one line, comments aside, with the root in it."""
-    lines = [x for x in text.splitlines() if _says_something(x)]
+    """Why this is no text to edit; "" where it is: one line, with the root in it."""
+    lines = lines_that_count(text)
     if len(lines) != 1:
         return f"it has {len(lines)} lines besides comments, and the boot loader takes exactly one"
+    if "#" in (line.lstrip()[:1] for line in text.splitlines()):
+        return "it has a comment, and not every version of the boot loader's tools passes over those"
     if not any(word.startswith("root=") for word in split_cmdline(lines[0])):
         return "it has no root=, and a boot from it would not find its root"
     return ""
-
-
-def _says_something(line: str) -> bool:
-    return bool(line.strip()) and not line.lstrip().startswith("#")
 
 
 def _edited_line(line: str, wishes: Iterable[Wish]) -> str:

@@ -9,12 +9,13 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
-from agent.core.binding import group_of, may_be_console
+from agent.core.binding import group_of
 from agent.core.fact import Absent, Known, Unknown, say
+from agent.core.forbidden_text import proposes_untranslated, secret_names, secrets_said
+from agent.core.immovable import may_be_console
 from agent.core.inputs import Inputs
 from agent.core.p2p_decision import holds, standing
 from agent.core.plan import Action, Plan
-from agent.core.problem import secret_value
 from agent.core.reach import is_out_of_reach
 from agent.core.render import P2P_OFF_ENV, P2P_OFF_FLAG
 from agent.core.resolve import resolve
@@ -191,18 +192,6 @@ def leaves_p2p_on(revision: Revision) -> bool:
     return not (env_off and f"--{P2P_OFF_FLAG}" in revision.argv)
 
 
-UNTRANSLATED = re.compile(
-    r"\b(?:iommu=(?:\S*,)?(?:pt|off)|(?:amd|intel)_iommu=(?:\S*,)?off|iommu\.passthrough=(?:1|y|on))\b"
-)
-TAKES_AWAY = re.compile(r"\b(remove|drop|delete|without|no|not|never)\b", re.IGNORECASE)
-
-
-def proposes_untranslated(text: str) -> bool:
-    """Some clause names such an argument and does not take it away."""
-    clauses = re.split(r"[;:.]\s|\bthen\b|\n", text)
-    return any(UNTRANSLATED.search(clause) and not TAKES_AWAY.search(clause) for clause in clauses)
-
-
 def law_5(inputs: Inputs, action: Action) -> list[str]:
     """Never propose iommu=pt or IOMMU off on a host whose spec has SEV-SNP: the kernel then refuses SNP."""
     if not _snp(inputs.host):
@@ -232,8 +221,8 @@ def _snp(host: GpuHost) -> bool:
 def law_10(inputs: Inputs, action: Action) -> list[str]:
     """No secret reaches a unit file, a log, the journal or a diff: actions carry paths of secrets, never values."""
     texts = [action.description, action.why, action.undo, *action.params.values(), *action.params]
-    found = [f"carries a value for the secret {n}" for n in _secrets_said(inputs, texts)]
-    return found + [f"carries a value for the secret {n}" for n in _secrets(inputs) if n in action.params]
+    found = [f"carries a value for the secret {n}" for n in secrets_said(inputs, texts)]
+    return found + [f"carries a value for the secret {n}" for n in secret_names(inputs) if n in action.params]
 
 
 def _law_10_texts(plan: Plan, inputs: Inputs) -> list[Violation]:
@@ -247,19 +236,8 @@ def _law_10_texts(plan: Plan, inputs: Inputs) -> list[Violation]:
         Violation(10, where, f"carries a value for the secret {name}")
         for where, said in texts
         for text in said
-        for name in _secrets_said(inputs, [text])
+        for name in secrets_said(inputs, [text])
     ]
-
-
-def _secrets(inputs: Inputs) -> list[str]:
-    return sorted({n for s in inputs.spec.services.values() for n in s.secrets})
-
-
-def _secrets_said(inputs: Inputs, texts: Iterable[str]) -> list[str]:
-    """Names of secrets that are given a value, and anything of the well-known shapes of credentials."""
-    text = " ".join(texts)
-    named = [n for n in _secrets(inputs) if re.search(rf"\b{re.escape(n)}=", text)]
-    return named or (["of a well-known shape"] if secret_value(text) else [])
 
 
 # Verbs of driver binding that move no driver; every other one is taken for a move.

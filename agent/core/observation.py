@@ -41,6 +41,7 @@ class PciFunction:
         NOT_READ  # flr, bus, pm..., the first tried first; Absent: no reset at all
     )
     power_control: Fact[str] = NOT_READ  # on: kept awake; auto: the kernel may let it sleep, down to D3cold
+    virtual_functions: Fact[int] = NOT_READ  # of SR-IOV, now; Absent: it can have none. NVIDIA's only
 
     @property
     def is_gpu(self) -> bool:

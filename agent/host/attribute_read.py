@@ -19,13 +19,19 @@ from agent.core.fact import Absent, Fact, Known, Unknown
 STALL = 2.0  # seconds without an answer; an attribute answers in microseconds
 _CHUNK = 4096
 _REAP, _PATIENCE = 0.01, 100  # seconds, tries: for a killed shell to be gone
-# A path a line; the answer is "=" and the value's first line, "-" where there is no such file, or "!". What is shorter
-# than a line counts where there is any of it: a read that fails looks to a shell like an empty file.
+# A path and how the line begins, each on a line; the answer is "=" and the first such line, "-" where there is no such
+# file, or "!". What is shorter than a line counts where there is any of it: a read that fails looks to a shell like an
+# empty file.
 _LOOP = """
 cd /
-while IFS= read -r path; do
-  value= opened=
-  { opened=1; IFS= read -r value; } <"$path" && ended=1 || ended=
+while IFS= read -r path && IFS= read -r begins; do
+  value= opened= ended=
+  {
+    opened=1
+    while IFS= read -r value && ended=1 || ! ended=; do
+      case $value in "$begins"*) break ;; esac
+    done
+  } <"$path" || :
   if [ "$opened" ] && [ "$ended$value" ]; then printf '=%s\\n' "$value"
   elif [ -e "$path" ]; then echo '!'
   else echo '-'
@@ -47,14 +53,17 @@ class AttributeReader:
         child = self._stuck.get(key)
         return child is not None and child.is_alive()
 
-    def read(self, key: str, path: Path) -> Fact[str] | None:
-        """The first line. Blocks for up to ``STALL`` seconds. None: no answer, now or to an earlier read of ``key``."""
+    def read(self, key: str, path: Path, begins: str = "") -> Fact[str] | None:
+        """The first line that ``begins`` so; without one the file counts as one that cannot be read.
+
+        Blocks for up to ``STALL`` seconds. None: no answer, now or to an earlier read of ``key``.
+        """
         with self._turn:
             if self.is_stuck(key):
                 return None
             try:
                 child = self._child = self._child or _Child()
-                answer = child.ask(str(path))
+                answer = child.ask(f"{path}\n{begins}\n")
             except TimeoutError:
                 # Not killed: it would not die where it waits. It ends when it comes back and finds nobody there.
                 child.let_go()
@@ -90,14 +99,17 @@ class _Child:
             raise
         finally:
             _close(theirs_in, theirs_out, null)
+        self._ended = False
         self._end = weakref.finalize(self, _end, self._pid, self._to, self._from)
 
     def is_alive(self) -> bool:
-        return not _reaped(self._pid)
+        # Once it is reaped its number may be another child's, which must not be waited for here.
+        self._ended = self._ended or _reaped(self._pid)
+        return not self._ended
 
-    def ask(self, path: str) -> str:
+    def ask(self, question: str) -> str:
         """Raises TimeoutError after ``STALL`` seconds, ConnectionError where the shell has ended."""
-        os.write(self._to, f"{path}\n".encode())
+        os.write(self._to, question.encode())
         poll = select.poll()
         poll.register(self._from, select.POLLIN)
         answer = b""

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from agent.core.boot import KERNEL_CMDLINE, split_cmdline
+from agent.core.boot import KERNEL_CMDLINE, words_of_file
 from agent.core.fact import Absent, Fact, Known, Unknown, value_or
 from agent.host.grub_config import default_cmdline, settings_of
 from agent.host.loader_entries import default_entry, entries_in
@@ -151,7 +151,7 @@ def _systemd_boot(root: Path) -> Boot:
 
 
 def _kernel_cmdline(root: Path) -> tuple[Fact[tuple[str, ...]], Mapping[str, tuple[str, ...]]]:
-    words = convert(read_text(root / KERNEL_CMDLINE.lstrip("/")), lambda text: Known(split_cmdline(text)))
+    words = convert(read_text(root / KERNEL_CMDLINE.lstrip("/")), lambda text: Known(words_of_file(text)))
     return words, {KERNEL_CMDLINE: words.value} if isinstance(words, Known) else {}
 
 

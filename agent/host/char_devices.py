@@ -4,7 +4,7 @@ mknod(2), can give a node any name.
 
 from pathlib import Path
 
-from agent.core.fact import Known, value_or
+from agent.core.fact import Known, Unknown, value_or
 from agent.host.reading import read_text
 
 _NVIDIA_MAJOR = 195
@@ -14,11 +14,18 @@ _FAMILIES = ("vfio", "vfio-dev", "drm", "alsa", "i2c")
 
 
 class CharDevices:
-    """Numbers -> names, as the host has them now: majors of drivers are given out when those are loaded."""
+    """Numbers -> names, as the host has them now: majors of drivers are given out when those are loaded.
+
+    ``unseen``: why a device may have gone unrecognised; "" where none has.
+    """
 
     def __init__(self, root: Path) -> None:
         self._root = root
-        self._families = _families(value_or(read_text(root / "proc/devices"), ""))
+        listed = read_text(root / "proc/devices")
+        self._families = _families(value_or(listed, ""))
+        self.unseen = (
+            "" if isinstance(listed, Known) else f"which devices are GPUs' is unknown: {listed.reason}"
+        )
         self._names: dict[tuple[int, int], str] = {}
 
     def name(self, major: int, minor: int) -> str:
@@ -41,6 +48,8 @@ class CharDevices:
             for line in uevent.value.splitlines():
                 if line.startswith("DEVNAME="):
                     return "/dev/" + line.removeprefix("DEVNAME=")
+        if isinstance(uevent, Unknown):
+            self.unseen = f"which device has number {major}:{minor} is unknown: {uevent.reason}"
         # Its device is on its way out of sysfs, as in an unbind that waits for whoever has it open.
         return f"/dev/{family.partition('-')[0]}/{major}:{minor}"
 

@@ -22,6 +22,7 @@ _JOURNAL_DEADLINE = 20.0
 _READ_DEADLINE = 10.0  # seconds; less than an observation waits, so that it hears the reason
 _WRITE_DEADLINE = 60.0  # seconds: a busy disk takes its time for what must outlast a power cut
 _MAX_FILE = 4 << 20
+_NULL = Path(os.devnull)
 _SGLANG = Unknown("the SGLang version is its interpreter's to tell, and was not asked for", "NotObserved")
 
 
@@ -173,6 +174,8 @@ def _exists(path: Path) -> bool:
 
 def _read_bounded(path: Path) -> str | None:
     try:
+        if path.resolve() == _NULL:
+            return ""  # how an administrator takes a file away that a package or an agent writes
         if not stat.S_ISREG(path.stat().st_mode):
             raise OSError(errno.EINVAL, "not a regular file", str(path))  # a FIFO would be waited for
         with path.open("rb") as file:

@@ -7,28 +7,32 @@ files created"; procfs(5), /proc/devices.
 
 import asyncio
 import errno
-import re
 from pathlib import Path
 
-from agent.core.fact import Absent, Fact, Known, value_or
+from agent.core.fact import Absent, Fact, Known, Unknown
 from agent.core.nvidia_nodes import arguments
 from agent.core.observation import NvidiaNodes
 from agent.host.manager import ServiceManager, TransientCommand
 from agent.host.modprobe import is_there
-from agent.host.reading import names_in, read_text, unreadable
+from agent.host.nvidia_minors import NvidiaMinors
+from agent.host.reading import unreadable
 
 UNIT = "gpu-host-agent-device-nodes{}.service"
 DEADLINE = 30.0  # seconds
 _POLL = 0.1
 _MAKER = "usr/bin/nvidia-modprobe"
 _UVM = ("/dev/nvidia-uvm", "/dev/nvidia-uvm-tools")
-_MINOR = re.compile(r"^Device Minor:\s*(\d+)\s*$", re.MULTILINE)
 
 
-def read_nvidia_nodes(root: Path) -> Fact[NvidiaNodes]:
+def read_nvidia_nodes(root: Path, gpus: NvidiaMinors) -> Fact[NvidiaNodes]:
     """Absent: the nvidia module has no GPU, and so needs no node."""
+    minors: list[int] = []
     try:
-        wanted = _wanted(root)
+        for minor in gpus.read().values():
+            if not isinstance(minor, Known):
+                return Unknown(minor.reason)
+            minors.append(minor.value)
+        wanted = _wanted(root, sorted(minors))
         missing = tuple(node for node in wanted if not (root / node.lstrip("/")).exists())
     except OSError as error:
         return unreadable(root / "proc/driver/nvidia", error)
@@ -37,10 +41,7 @@ def read_nvidia_nodes(root: Path) -> Fact[NvidiaNodes]:
     return Known(NvidiaNodes(missing, f"/{_MAKER}" if (root / _MAKER).is_file() else ""))
 
 
-def _wanted(root: Path) -> tuple[str, ...]:
-    gpus = root / "proc/driver/nvidia/gpus"
-    texts = [value_or(read_text(gpus / address / "information"), "") for address in names_in(gpus)]
-    minors = sorted(int(found[1]) for text in texts if (found := _MINOR.search(text)))
+def _wanted(root: Path, minors: list[int]) -> tuple[str, ...]:
     if not minors:
         return ()
     uvm = _UVM if is_there("nvidia_uvm", root) else ()

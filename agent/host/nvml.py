@@ -16,6 +16,7 @@ from agent.core.observation import Gpu, Nvml
 from agent.core.record import Record
 from agent.host.clock_locks import ClockLocks
 from agent.host.command import StuckError, run_command
+from agent.host.file_calls import FileCalls
 from agent.host.nvidia_version import library_version, module_version
 from agent.host.nvml_facts import (
     FUNCTION_NOT_FOUND,
@@ -35,6 +36,8 @@ from agent.host.reading import PCI_ADDRESS, names_in, read_text
 R = TypeVar("R", bound=Record)
 
 _CHILD = "agent.host.nvml_child"
+_CHILD_NAME = "gpu-agent-nvml"  # what it calls itself; the kernel keeps 15 bytes
+_LOOK_DEADLINE = 5.0  # seconds
 DEADLINE = 20.0  # seconds; opening an idle GPU without persistence mode takes a few
 _STUCK = "an earlier NVML query still sleeps in the kernel"
 # nvmlReturn_t -> what a write fails with; EIO for every other.
@@ -86,6 +89,7 @@ class ChildNvml:
         self._reading: asyncio.Task[Fact[Nvml]] | None = None
         self._stuck: asyncio.subprocess.Process | None = None
         self._inherited: tuple[int, ...] | None = None  # by an agent before this one
+        self._looks = FileCalls("earlier NVML queries")
 
     async def read(self) -> Fact[Nvml]:
         """Absent: no GPU is on nvidia, so NVML was not opened. Callers at the same time share one child."""
@@ -106,8 +110,8 @@ class ChildNvml:
             addresses = self._on_nvidia()
             if not addresses:
                 return Absent("no GPU is bound to nvidia, so NVML was not opened")
-            if self._sleeps():
-                return Unknown(_STUCK, "NvmlStuck")
+            if why := await self._in_the_way():
+                return Unknown(why, "NvmlStuck")
             bindings, now = tuple((a, self._locks.binding(a)) for a in addresses), time.monotonic()
             lasting = self._lasting.due(bindings, now, self._lasting_every)
             try:
@@ -127,8 +131,8 @@ class ChildNvml:
         async with self._alone:
             if request.address not in self._on_nvidia():
                 raise failed(errno.ENODEV, "the GPU is not bound to nvidia, so NVML was not opened")
-            if self._sleeps():
-                raise failed(errno.EBUSY, _STUCK)
+            if why := await self._in_the_way():
+                raise failed(errno.EBUSY, why)
             try:
                 outcome = await self._ask(request, Outcome)
             except TimeoutError:
@@ -142,19 +146,29 @@ class ChildNvml:
         bound = names_in(self._root / "sys/bus/pci/drivers/nvidia")
         return tuple(name for name in bound if PCI_ADDRESS.fullmatch(name))
 
-    def _sleeps(self) -> bool:
-        """A child of ours, or of an agent before this one: with each restart one more would sleep beside it."""
+    async def _in_the_way(self) -> str:
+        """Why no child is started now: one of ours, or of an agent before this one, sleeps in the kernel.
+
+        With each restart one more would sleep beside it.
+        """
         if self._stuck is not None and self._stuck.returncode is None:
-            return True
+            return _STUCK
+        try:
+            sleeps = await self._looks.run("/proc", self._inherits, _LOOK_DEADLINE)
+        except OSError as error:
+            return f"whether an earlier NVML query still sleeps in the kernel cannot be told: {error}"
+        return _STUCK if sleeps else ""
+
+    def _inherits(self) -> bool:
+        processes = self._root / "proc"
         if self._inherited is None:
-            every = (int(name) for name in names_in(self._root / "proc") if name.isdecimal())
-            self._inherited = tuple(pid for pid in every if _is_child(self._root, pid))
-        self._inherited = tuple(pid for pid in self._inherited if _sleeps_on(self._root, pid))
+            self._inherited = tuple(int(name) for name in names_in(processes) if name.isdecimal())
+        self._inherited = tuple(pid for pid in self._inherited if _sleeping_child(processes / str(pid)))
         return bool(self._inherited)
 
     async def _ask(self, request: Record, kind: type[R]) -> R:
         """Raises TimeoutError, ChildFailedError, or OSError where no child can be started."""
-        argv = (sys.executable, "-P", "-m", _CHILD, request.model_dump_json())
+        argv = (sys.executable, "-P", "-m", _CHILD, request.model_dump_json(), _CHILD_NAME)
         try:
             done = await run_command(argv, self._deadline, self._env)
         except StuckError as error:
@@ -202,12 +216,18 @@ class ChildNvml:
         )
 
 
-def _is_child(root: Path, pid: int) -> bool:
-    words = value_or(read_text(root / "proc" / str(pid) / "cmdline"), "").split("\0")
-    return _CHILD in words
+def _sleeping_child(process: Path) -> bool:
+    """One of root's or of ours with the child's name, in the kernel and out of reach of signals.
 
-
-def _sleeps_on(root: Path, pid: int) -> bool:
-    """In the kernel, out of reach of signals; a number that went to another process is no child of ours."""
-    stat = value_or(read_text(root / "proc" / str(pid) / "stat"), "")
-    return stat.rpartition(")")[2].split()[:1] == ["D"] and _is_child(root, pid)
+    ``stat`` tells name and state at once. Never ``cmdline``: it is answered under the lock of the process's memory map,
+    which a child that sleeps in the driver's mmap or in its own end keeps, and so may any process that has nothing to
+    do with NVML.
+    """
+    stat = value_or(read_text(process / "stat"), "")
+    _, _, name = stat.rpartition(")")[0].partition("(")
+    if name != _CHILD_NAME or stat.rpartition(")")[2].split()[:1] != ["D"]:
+        return False
+    try:
+        return process.stat().st_uid in (0, os.geteuid())  # any user may give any process that name
+    except FileNotFoundError:
+        return False

@@ -1,15 +1,17 @@
-"""A short-lived child that opens NVML once: ``python -m agent.host.nvml_child REQUEST`` prints its answer.
+"""A short-lived child that opens NVML once: ``python -m agent.host.nvml_child REQUEST NAME`` prints its answer.
 
 A long-lived process would keep the old library mapped after a driver upgrade (error 18 for ever), and its open
 session would hold the very devices that are to be unbound. REQUEST is a ``ReadRequest`` or a ``WriteRequest`` in
 JSON, and the answer an ``Answer`` or an ``Outcome`` (``nvml_wire``). They are plain dictionaries here and validated
 where they arrive: to make the models would take most of the child's time. A GPU that NVML cannot open is reported with
-its code and hides no other.
+its code and hides no other. NAME is what the process calls itself, for an agent that finds it asleep in the kernel.
 """
 
+import contextlib
 import json
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import pynvml
@@ -114,5 +116,12 @@ def sysfs_address(bus_id: str) -> str:
     return f"{int(domain, 16):04x}:{rest}"
 
 
+def _take_name(name: str) -> None:
+    """Before NVML is opened, for nothing that hangs later can be told its name."""
+    with contextlib.suppress(OSError):
+        Path("/proc/self/comm").write_text(name)
+
+
 if __name__ == "__main__":
+    _take_name(sys.argv[2])
     main(sys.argv[1])

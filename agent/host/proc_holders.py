@@ -8,18 +8,19 @@ import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from agent.core.fact import Fact, Known, Unknown, value_or
+from agent.core.fact import Absent, Fact, Known, Unknown, value_or
 from agent.core.observation import Holder
 from agent.host.device_nodes import VFIO_DEVICE, DeviceNodes, read_device_nodes
+from agent.host.file_tables import ENDED
 from agent.host.holder_owner import is_virtual_machine, owner_of
 from agent.host.kernel_calls import KernelCalls
+from agent.host.kernel_holders import KernelHolders
+from agent.host.nvidia_minors import NvidiaMinors
 from agent.host.process_files import EndingError, ProcessFiles, check_ending
-from agent.host.reading import names_in, read_int, read_link_name, read_text
+from agent.host.reading import names_in, read_link_name, read_text
 from agent.host.scan import Scan
 
 _HOST_PID_NAMESPACE = "pid:[4026531836]"  # PROC_PID_INIT_INO, fixed in the kernel
-# nvidia's own parts hold its use count merely by being loaded; only their users tell something.
-_HARMLESS_USERS = ("nvidia_uvm", "nvidia_modeset")
 
 
 class ProcHolders:
@@ -28,8 +29,14 @@ class ProcHolders:
     ``alone`` is held during a scan, so that our own NVML child does not run then (a stuck one is seen, and counts).
     """
 
-    def __init__(self, root: Path = Path("/"), alone: asyncio.Lock | None = None) -> None:
+    def __init__(
+        self,
+        root: Path = Path("/"),
+        alone: asyncio.Lock | None = None,
+        minors: NvidiaMinors | None = None,
+    ) -> None:
         self._root = root
+        self._minors = minors or NvidiaMinors(root)
         self._alone = alone or asyncio.Lock()
         self._proc = root / "proc"
         self._scan: Scan[Mapping[str, Fact[tuple[Holder, ...]]]] = Scan("holder scan")
@@ -41,15 +48,23 @@ class ProcHolders:
             return await self._scan.run(lambda: self._read(wanted))
 
     def _read(self, wanted: tuple[str, ...]) -> dict[str, Fact[tuple[Holder, ...]]]:
-        nodes = read_device_nodes(self._root)
+        try:
+            return self._look(wanted)
+        except OSError as error:
+            return dict.fromkeys(wanted, Unknown(f"holders cannot be looked for: {error}", "HoldersUnknown"))
+
+    def _look(self, wanted: tuple[str, ...]) -> dict[str, Fact[tuple[Holder, ...]]]:
+        nodes = read_device_nodes(self._root, self._minors)
         held: dict[str, list[Holder]] = {address: [] for address in wanted}
         blind = self._blind_spot()
         found, unseen = self._device_paths()
         for pid, paths in found.items():
             self._add_process(pid, sorted(paths), nodes, held)
+        told: dict[str, Fact[tuple[Holder, ...]]] = {}
         for address in wanted:
-            held[address] += self._kernel_holders(address, nodes)
-        return {address: _verdict(tuple(holders), blind or unseen) for address, holders in held.items()}
+            kernel = KernelHolders(self._root, address, on_nvidia=address in nodes.on_nvidia)
+            told[address] = _verdict((*held[address], *kernel.found), blind or unseen or kernel.unseen)
+        return told
 
     def _device_paths(self) -> tuple[dict[int, set[str]], str]:
         """Device paths that each process has open or mapped, and why there may be more; "" where there are not."""
@@ -64,21 +79,25 @@ class ProcHolders:
                     unseen = unseen or f"open files of process {name} and others cannot be seen: need root"
                 except EndingError:
                     ending.append(self._proc / name)
-                except OSError:
-                    continue  # the process has ended
+                except ENDED:
+                    continue
+                except OSError as error:
+                    unseen = unseen or f"open files of process {name} cannot be seen: {error}"
         maps = self._maps.read_each(map(str, found), lambda name: _mapped(files, self._proc / name))
         for pid in found:
             mapped = maps.get(str(pid), f"the memory map of process {pid} cannot be seen: it does not answer")
-            if isinstance(mapped, str):
+            if isinstance(mapped, EndingError):
+                ending.append(self._proc / str(pid))
+            elif isinstance(mapped, str):
                 unseen = unseen or mapped
             else:
                 found[pid] |= mapped
-        unseen = unseen or next(filter(None, map(_still_ending, ending)), "")
+        unseen = unseen or files.unseen or next(filter(None, map(_still_ending, ending)), "")
         return {pid: paths for pid, paths in found.items() if paths}, unseen
 
     def _blind_spot(self) -> str:
-        namespace = value_or(read_link_name(self._proc / "self/ns/pid"), _HOST_PID_NAMESPACE)
-        if namespace != _HOST_PID_NAMESPACE:
+        namespace = read_link_name(self._proc / "self/ns/pid")
+        if not isinstance(namespace, Absent) and namespace != Known(_HOST_PID_NAMESPACE):
             return "this is not the host's pid namespace, so processes outside it cannot be seen"
         return ""
 
@@ -93,53 +112,28 @@ class ProcHolders:
             if address in held:
                 held[address].append(Holder(kind, path, pid, command, owner.unit, owner.container))
 
-    def _kernel_holders(self, address: str, nodes: DeviceNodes) -> list[Holder]:
-        driver = value_or(read_link_name(self._root / "sys/bus/pci/devices" / address / "driver"), "")
-        holders = []
-        if driver not in ("", "vfio-pci"):
-            holders += [Holder("console", f"the console on {fb}") for fb in self._framebuffers(address)]
-            if not holders and read_text(self._root / "sys/bus/pci/devices" / address / "boot_vga") == Known(
-                "1"
-            ):
-                holders.append(Holder("console", "the boot console (boot_vga)"))
-        if address in nodes.on_nvidia:
-            holders += self._module_users()
-        return holders
-
-    def _framebuffers(self, address: str) -> tuple[str, ...]:
-        graphics = self._root / "sys/class/graphics"
-        return tuple(
-            n for n in names_in(graphics) if read_link_name(graphics / n / "device") == Known(address)
-        )
-
-    def _module_users(self) -> list[Holder]:
-        """Modules on top of nvidia that are themselves in use: nvidia_drm by a console, nvidia_peermem by a transfer."""
-        modules = self._root / "sys/module"
-        holders = []
-        for name in sorted({"nvidia_drm", *names_in(modules / "nvidia/holders")} - set(_HARMLESS_USERS)):
-            uses = value_or(read_int(modules / name / "refcnt"), 0)
-            if uses > 0:
-                holders.append(Holder("module", f"{name} (use count {uses})"))
-        return holders
-
 
 def _still_ending(process: Path) -> str:
     """Most are gone by the end of the scan. One that is not waits for something, such as a driver."""
     try:
         check_ending(process)
-    except EndingError as ending:
-        return str(ending)
+    except OSError as error:  # EndingError for one
+        return str(error)
     return ""
 
 
-def _mapped(files: ProcessFiles, process: Path) -> set[str] | str:
+def _mapped(files: ProcessFiles, process: Path) -> set[str] | str | EndingError:
     """Why not, where it cannot be seen."""
     try:
         return files.mapped(process)
     except PermissionError:
         return f"what process {process.name} and others have mapped cannot be seen: need root (CAP_SYS_ADMIN)"
-    except OSError:
-        return set()  # the process has ended
+    except EndingError as ending:
+        return ending
+    except ENDED:
+        return set()
+    except OSError as error:
+        return f"what process {process.name} has mapped cannot be seen: {error}"
 
 
 def _held_functions(paths: list[str], nodes: DeviceNodes) -> list[tuple[str, str]]:

@@ -20,6 +20,7 @@ from agent.host.manager import ServiceManager
 from agent.host.modprobe import load
 from agent.host.modprobe_options import read_module_options, read_option_files
 from agent.host.modules_load import read_modules_load
+from agent.host.nvidia_minors import NvidiaMinors
 from agent.host.nvidia_nodes import make_nvidia_nodes, read_nvidia_nodes
 from agent.host.nvidia_version import module_version
 from agent.host.reading import convert, names_in, read_text, unreadable
@@ -44,7 +45,7 @@ PARAMETERS_OF = (
 _SYSTEMCTL_DEADLINE = 10.0
 _WRITE_DEADLINE = 10.0
 _READ_DEADLINE = 10.0
-_NODES_DEADLINE = 2.0
+_NODES_DEADLINE = 10.0
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
 
 
@@ -60,11 +61,13 @@ class ProcPlatform:
         parameters_of: tuple[str, ...] = PARAMETERS_OF,
         manager: ServiceManager | None = None,
         modules: Callable[[], Iterable[str]] = tuple,
+        minors: NvidiaMinors | None = None,
     ) -> None:
         self._root = root
         self._parameters_of = parameters_of
         self._manager = manager
         self._modules_named = modules
+        self._minors = minors or NvidiaMinors(root)
         self._version: Fact[str] | None = None  # of systemd, once it is known: asking costs a process
         self._writer = AttributeWriter()
         self._scan: Scan[Platform] = Scan("platform scan")
@@ -79,10 +82,12 @@ class ProcPlatform:
         return replace(platform, systemd=systemd, nvidia_nodes=nodes, initramfs=initramfs)
 
     async def _nvidia_nodes(self) -> Fact[NvidiaNodes]:
-        """By itself: what the driver shows of a GPU in /proc may wait for ever behind one that is stuck."""
+        """By itself: a GPU that is stuck takes its time to be given up on."""
         where = str(self._root / "proc/driver/nvidia")
         try:
-            return await self._files.run(where, lambda: read_nvidia_nodes(self._root), _NODES_DEADLINE)
+            return await self._files.run(
+                where, lambda: read_nvidia_nodes(self._root, self._minors), _NODES_DEADLINE
+            )
         except OSError as error:
             return Unknown(f"{where}: {error.strerror or error}")
 

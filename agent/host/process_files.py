@@ -1,14 +1,13 @@
 """Which device files a process has open or mapped.
 
 Not to be seen, by anyone in user space: a file on its way through a socket (SCM_RIGHTS) or registered with io_uring
-and closed; a dma-buf whose device file was closed; a thread that has unshared its open files and has exactly as many
-of them as another thread of its process (kcmp(2) could tell, and the unit's sandbox has no use for it).
+and closed; a dma-buf whose device file was closed. A file of a FUSE file system that is one user's is told by its path:
+its kind is not even root's to see, and no device can be opened there, for such mounts are nodev.
 
 The use count of a driver's module is no cross-check: it counts inherited files once, the modules on top in ways that
 differ between versions, and all GPUs together, at another moment than this scan.
 """
 
-import contextlib
 import os
 import re
 from pathlib import Path
@@ -16,6 +15,7 @@ from pathlib import Path
 from agent.core.fact import value_or
 from agent.host.char_devices import CharDevices
 from agent.host.device_nodes import VFIO_DEVICE
+from agent.host.file_tables import ENDED, tables_of_threads, threads_but_first
 from agent.host.reading import read_text
 from agent.host.statx import KindReader
 
@@ -30,27 +30,45 @@ class EndingError(OSError):
 
 
 class ProcessFiles:
-    """For one scan of one host: what is found out about a file helps with the next process that has it."""
+    """For one scan of one host: what is found out about a file helps with the next process that has it.
+
+    Of what is raised only ``ENDED`` means that the process holds nothing any more.
+    """
 
     def __init__(self, root: Path) -> None:
         self._devices = CharDevices(root)
         self._kinds = KindReader()
         self._mapped: dict[bytes, str] = {}  # by the device, inode and path of a mapped file
 
+    @property
+    def unseen(self) -> str:
+        """Why a device may have gone unrecognised in what was read so far; "" where none has."""
+        return self._devices.unseen
+
     def opened(self, process: Path) -> set[str]:
         """Device paths among the open files of every thread.
 
-        Raises PermissionError, EndingError, or another OSError when the process has ended.
+        Raises PermissionError, EndingError, ``ENDED``, or another OSError.
         """
         paths, files = self._in_table(process / "fd")
-        for table in _tables_of_threads(process):
-            with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # that thread has ended
-                more, count = self._in_table(table)
-                paths |= more
-                files += count
+        for tables in tables_of_threads(process):
+            more, count = self._in_first(tables)
+            paths |= more
+            files += count
         if files == 0:
             check_ending(process)
         return paths
+
+    def _in_first(self, tables: list[Path]) -> tuple[set[str], int]:
+        """Of tables that are all the same, but for threads that have ended or are about to."""
+        for table in tables:
+            try:
+                paths, files = self._in_table(table)
+            except ENDED:
+                continue
+            if files:
+                return paths, files
+        return set(), 0
 
     def _in_table(self, table: Path) -> tuple[set[str], int]:
         """Device paths, and how many files are open in all."""
@@ -71,7 +89,7 @@ class ProcessFiles:
     def _opened_path(self, name: str, directory: int) -> str:
         try:
             file = self._kinds.read(name, directory)
-        except OSError:
+        except (*ENDED, PermissionError):  # closed, or out of reach: the link says whether the process is
             return _by_text(_link(name, directory))
         if file.is_character_device:
             return self._devices.name(file.major, file.minor)
@@ -81,8 +99,8 @@ class ProcessFiles:
     def mapped(self, process: Path) -> set[str]:
         """Device paths among the mapped files: a mapping outlives the closing of its file, and holds it open.
 
-        Sleeps for as long as someone has the process's memory map locked. Raises PermissionError, or another
-        OSError when the process has ended.
+        Sleeps for as long as someone has the process's memory map locked. Raises PermissionError, EndingError,
+        ``ENDED``, or another OSError.
         """
         owner, mappings = _memory_of(process)
         new = {
@@ -114,39 +132,12 @@ class ProcessFiles:
             os.close(directory)
 
 
-def _tables_of_threads(process: Path) -> list[Path]:
-    """Open files of threads that do not share their process's: told by how many there are of them.
-
-    A first thread that has ended has none left, while the others go on.
-    """
-    tasks = process / "task"
-    try:
-        if tasks.stat().st_nlink <= 3:
-            return []
-    except FileNotFoundError:
-        return []
-    tables, counts = [], {_count(process / "fd")}
-    for name in _others(process):
-        table = tasks / name / "fd"
-        count = _count(table)
-        if count not in counts and count != _count(process / "fd"):
-            counts.add(count)
-            tables.append(table)
-    return tables
-
-
-def _count(table: Path) -> int:
-    """How many files are open: the size of the directory since Linux 6.2, before that by counting. 0: ended."""
-    try:
-        return table.stat().st_size or len(os.listdir(table))  # noqa: PTH208 - names are enough
-    except (FileNotFoundError, ProcessLookupError):
-        return 0
-
-
 def check_ending(process: Path) -> None:
-    """Raises EndingError: what is killed closes its files after they have left the list, and a driver may prevent it."""
-    for task in (process, *(process / "task" / name for name in _others(process))):
-        _, _, rest = value_or(read_text(task / "stat"), "").rpartition(") ")
+    """Raises EndingError: what is killed closes its files and gives its memory back after both have left the list, and a
+    driver may prevent it. Raises OSError where that cannot be told.
+    """
+    for task in (process, *(process / "task" / name for name in threads_but_first(process))):
+        _, _, rest = _stat(task).rpartition(") ")
         fields = rest.split()
         if len(fields) < 7 or fields[0] in ("Z", "X"):
             continue
@@ -155,35 +146,40 @@ def check_ending(process: Path) -> None:
             raise EndingError(f"process {process.name} is ending, and what it still has open cannot be seen")
 
 
-def _others(process: Path) -> list[str]:
-    """Its threads but the first."""
+def _stat(task: Path) -> str:
     try:
-        return [name for name in os.listdir(process / "task") if name != process.name]  # noqa: PTH208 - names are enough
-    except FileNotFoundError:
-        return []
+        return (task / "stat").read_text(errors="replace")
+    except ENDED:
+        return ""
 
 
 def _memory_of(process: Path) -> tuple[Path, list[tuple[bytes, bytes, bytes]]]:
     """(start, end, device with inode and path) of each mapped file, and the thread that shows them.
 
-    A first thread that has ended shows none.
+    A first thread that has ended shows none. Raises EndingError, ``ENDED`` or another OSError.
     """
     mappings = _mappings(process)
     if mappings is not None:
         return process, mappings
     # Beside the processes /proc shows each thread, though it lists none there; only there is it with ``map_files``.
-    for thread in (process / ".." / name for name in _others(process)):
-        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+    for thread in (process / ".." / name for name in threads_but_first(process)):
+        try:
             mappings = _mappings(thread)
-            if mappings is not None:
-                return thread, mappings
+        except FileNotFoundError:
+            continue  # that thread has ended
+        if mappings is not None:
+            return thread, mappings
+    check_ending(process)
     return process, []
 
 
 def _mappings(task: Path) -> list[tuple[bytes, bytes, bytes]] | None:
-    """None: it has no memory at all, as a kernel thread or one that has ended."""
-    with (task / "maps").open("rb") as file:
-        text = file.read(_MAX_MAPS + 1)
+    """None: it has no memory at all, as a kernel thread or one that has ended: newer kernels say ESRCH of those."""
+    try:
+        with (task / "maps").open("rb") as file:
+            text = file.read(_MAX_MAPS + 1)
+    except ProcessLookupError:
+        return None
     if len(text) > _MAX_MAPS:
         raise PermissionError(f"{task / 'maps'} is longer than {_MAX_MAPS >> 20} MiB")
     return _MAPPING.findall(text) if text else None
@@ -192,7 +188,7 @@ def _mappings(task: Path) -> list[tuple[bytes, bytes, bytes]] | None:
 def _link(name: str, directory: int) -> str:
     try:
         return os.readlink(name, dir_fd=directory)
-    except OSError:
+    except ENDED:
         return ""  # it was closed
 
 

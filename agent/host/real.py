@@ -14,6 +14,7 @@ from agent.host.local_target import LocalTarget
 from agent.host.manager import ServiceManager
 from agent.host.nccl_check import TargetNcclCheck
 from agent.host.no_target import NoTarget
+from agent.host.nvidia_minors import NvidiaMinors
 from agent.host.nvml import ChildNvml
 from agent.host.p2p_test import ChildP2PTest
 from agent.host.proc_holders import ProcHolders
@@ -53,12 +54,13 @@ def real_host(root: Path = Path("/"), modules: Callable[[], Iterable[str]] = tup
     alone = asyncio.Lock()
     manager = local_manager(root)
     nvml = ChildNvml(root, alone=alone)
+    minors = NvidiaMinors(root)
     ports = Ports(
         clock=clock,
-        platform=ProcPlatform(root, manager=manager, modules=modules),
+        platform=ProcPlatform(root, manager=manager, modules=modules, minors=minors),
         pci=SysfsPci(root, manager=manager),
         nvml=nvml,
-        holders=ProcHolders(root, alone),
+        holders=ProcHolders(root, alone, minors),
         kernel_log=Kmsg(root),
         targets=_targets(root, nvml, manager, alone),
         inference=HttpInference(clock),

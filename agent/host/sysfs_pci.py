@@ -1,6 +1,7 @@
 """PCI functions and IOMMU groups in sysfs (Documentation/ABI/testing/sysfs-bus-pci, sysfs-kernel-iommu_groups)."""
 
 import errno
+import re
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -12,14 +13,16 @@ from agent.host.attribute_write import AttributeWriter
 from agent.host.config_space import read_acs_ctl, read_serial
 from agent.host.kernel_calls import KernelCalls
 from agent.host.manager import ServiceManager
-from agent.host.reading import PCI_ADDRESS, convert, names_in, read_int, read_link_name, read_text
+from agent.host.reading import PCI_ADDRESS, convert, names_in, read_int, read_link_name, read_text, unreadable
 from agent.host.scan import Scan
 from agent.host.unbind_units import UnbindUnits
 from agent.ports import START_WITHIN
 
+_NVIDIA = 0x10DE
 _IORESOURCE_MEM = 0x200
 _IORESOURCE_UNSET = 0x20000000
 _STANDARD_BARS = 6
+_VIRTFN = re.compile(r"virtfn\d+")
 _WRITE_DEADLINE = 10.0  # seconds
 _PROBE_DEADLINE = 30.0  # the driver's own probe() is part of the write
 _PENDING = Unknown("not read: an unbind of it has not returned, and would hold the read up", "UnbindPending")
@@ -106,9 +109,13 @@ class SysfsPci:
         return Pci(functions=found, groups=self._read_groups(), pending_unbinds=pending)
 
     def _not_let_go(self, found: Mapping[str, PciFunction]) -> list[str]:
-        """The driver link goes before NVIDIA's remove() is called, and the driver's own directory when it is done."""
+        """The driver link goes before NVIDIA's remove() is called, and the driver's own directory when it is done.
+
+        The link is there before that directory too, but may have come after ``found`` was read: so once more.
+        """
         known = (found.get(address) for address in names_in(self._nvidia_gpus))
-        return [f.address for f in known if f is not None and isinstance(f.driver, Absent)]
+        without = [f.address for f in known if f is not None and isinstance(f.driver, Absent)]
+        return [a for a in without if isinstance(read_link_name(self._devices / a / "driver"), Absent)]
 
     def _with_locked(
         self, found: Mapping[str, PciFunction], pending: tuple[str, ...]
@@ -161,6 +168,7 @@ class SysfsPci:
             max_link_width=convert(read_int(path / "max_link_width"), _width),
             reset_methods=convert(read_text(path / "reset_method"), lambda text: Known(tuple(text.split()))),
             power_control=read_text(path / "power/control"),
+            virtual_functions=_virtual_functions(path) if vendor == _NVIDIA and not is_bridge else NOT_READ,
         )
 
     def _known_serial(self, function: PciFunction) -> Fact[str] | None:
@@ -229,6 +237,19 @@ def _speed(text: str) -> Fact[str]:
 def _width(lanes: int) -> Fact[int]:
     # 0 and 255 are what a link that is down or a device that does not answer reads as.
     return Known(lanes) if 0 < lanes <= 32 else Unknown(f"the link's width reads {lanes}", "LinkUnknown")
+
+
+def _virtual_functions(path: Path) -> Fact[int]:
+    """Counted by their links: a read of ``sriov_numvfs`` takes the device's lock, and waits for a pending unbind."""
+    try:
+        names = [entry.name for entry in path.iterdir()]
+    except OSError as error:
+        return unreadable(path, error)
+    if "physfn" in names:
+        return Absent("it is a virtual function itself")
+    if "sriov_totalvfs" not in names:
+        return Absent("no SR-IOV")
+    return Known(sum(_VIRTFN.fullmatch(name) is not None for name in names))
 
 
 def _upstream(path: Path) -> tuple[str, ...]:

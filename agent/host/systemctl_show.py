@@ -1,5 +1,6 @@
 """``systemctl show``: what systemd says of one unit, and every process in its cgroup."""
 
+import errno
 import os
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
@@ -75,6 +76,10 @@ def _has_text(path: Path) -> bool:
         return False
 
 
+# It went away with its last process: before its file was opened, or (ENODEV) between that and the read.
+_CGROUP_GONE = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ENODEV})
+
+
 def cgroup_pids(root: Path, group: str) -> tuple[int, ...]:
     """Every process in a cgroup and below. A cgroup that does not exist has none; raises OSError otherwise."""
     if not group.strip("/"):
@@ -85,8 +90,10 @@ def cgroup_pids(root: Path, group: str) -> tuple[int, ...]:
         directory = waiting.pop()
         try:
             pids.update(map(int, (directory / "cgroup.procs").read_text().split()))
-        except (FileNotFoundError, NotADirectoryError):
-            continue  # went away with its last process
+        except OSError as error:
+            if error.errno not in _CGROUP_GONE:
+                raise
+            continue
         waiting += [directory / name for name in names_in(directory) if os.path.isdir(directory / name)]  # noqa: PTH112
     return tuple(sorted(pids))
 

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from agent.core.boot import GRUB_DROP_IN, LOADERS, Loader, Wish, all_wishes, split_cmdline
+from agent.core.boot import GRUB_DROP_IN, LOADERS, Loader, Wish, all_wishes, words_of_file
 from agent.core.boot_edit import (
     dangerous,
     edited_cmdline,
@@ -56,7 +56,8 @@ def _obstacle(inputs: Inputs, loader: Loader) -> tuple[str, str] | None:
     observed = inputs.obs.host_files.get(loader.edited)
     if loader.edited == GRUB_DROP_IN or not wishes or not isinstance(observed, Known):
         return None
-    if why := unusable_cmdline(observed.value):
+    due = edited_cmdline(observed.value, wishes) != observed.value
+    if due and (why := unusable_cmdline(observed.value)):
         step = f"mend {loader.edited}, as the boot loader's documentation says, and run {loader.refresh}"
         return f"{loader.edited} is not edited: {why}", step
     return None
@@ -166,7 +167,7 @@ def predict_edit(action: Action, inputs: Inputs) -> Inputs:
     path, text = action.params["path"], action.params["text"]
     platform = inputs.obs.platform
     words = value_or(platform.configured_cmdline, ())
-    after = split_cmdline(text) if path != GRUB_DROP_IN else with_wishes(words, read_drop_in(text) or ())
+    after = words_of_file(text) if path != GRUB_DROP_IN else with_wishes(words, read_drop_in(text) or ())
     following = Known(after) if isinstance(platform.next_cmdline, Known) else platform.next_cmdline
     files = {**inputs.obs.host_files, path: Known(text) if text else Absent()}
     platform = replace(platform, configured_cmdline=Known(after), next_cmdline=following)

@@ -14,6 +14,7 @@ from agent.core.memory import Quarantine, Unbinding
 from agent.core.observation import Observation
 from agent.core.plan import Action, Plan, Stage
 from agent.core.redact import redact
+from agent.core.unbind_state import is_running
 from agent.kind import Kind, kind_of
 from agent.kinds.boot_files import VERB as EDIT_BOOT_FILES
 from agent.kinds.rebind import UnbindStuckError
@@ -29,6 +30,8 @@ BACKOFF_MOST = 900.0
 # Seconds of the host's clock in which every kind's own deadlines end. The longest: a card of four functions, each
 # unbound (60) and probed (30), the moved ones taken back (60 each), and of one it is long open whether its unbind began.
 ACT_MOST = 720.0
+# Seconds after which an unbind counts as one that goes on without this agent, should it be told to stop.
+UNBIND_USUAL = 3.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +63,20 @@ class Executor:
     before_trial: Callable[[], None] = lambda: None
     stopping: bool = False  # set by the daemon: the plan ends after the action in hand
     interruptible: bool = False  # the action in hand may be cancelled at any await
+    in_hand: Action | None = None  # one that a kind does
+
+    async def waits_for_unbind(self) -> bool:
+        """The action in hand is waiting for an unbind that has not returned. The next agent finds it and waits on."""
+        action, known = self.in_hand, self.store.memory.unbinding
+        if action is None or not _binds(action):
+            return False
+        begun = max((known[a].at for a in action.params if a in known), default=self._now)
+        if self._now - begun < UNBIND_USUAL:
+            return False
+        try:
+            return any([is_running(await self.ports.pci.unbind_state(a)) for a in action.params])
+        except OSError:
+            return False
 
     async def execute(self, plan: Plan, obs: Observation, pass_id: str) -> Executed:
         done: list[Action] = []
@@ -148,7 +165,11 @@ class Executor:
 
     async def _act(self, action: Action) -> None:
         work = kind_of(self.kinds, action).act(action, self.ports)
-        await showing_life(ACT_MOST, work, self.ports.clock, lambda: self.progress(""))
+        self.in_hand = action
+        try:
+            await showing_life(ACT_MOST, work, self.ports.clock, lambda: self.progress(""))
+        finally:
+            self.in_hand = None
 
     async def _trial(self, name: str, *, prove: bool) -> str:
         self.before_trial()

@@ -175,6 +175,8 @@ class Daemon:
         loop = asyncio.get_running_loop()
         end = loop.time() + STOP_PATIENCE
         while not task.done() and loop.time() < end and not executor.interruptible:
+            if await executor.waits_for_unbind():
+                break
             self.notify.send(f"EXTEND_TIMEOUT_USEC={EXTEND_START}")
             await asyncio.wait({task}, timeout=0.2)
         task.cancel()

@@ -133,4 +133,5 @@ def _function(address: str, function: FunctionState) -> PciFunction:
         max_link_width=known(function.max_link_width),
         reset_methods=Known(("flr", "bus")) if function.is_gpu else Known(("bus",)),
         power_control=Known("on"),
+        virtual_functions=known(function.virtual_functions, absent="no SR-IOV"),
     )

@@ -40,6 +40,7 @@ class FunctionState(SimModel):
     link_width: int | None = None
     max_link_speed: str = ""
     max_link_width: int | None = None
+    virtual_functions: int | None = None  # None: no SR-IOV
 
     @property
     def is_gpu(self) -> bool:

@@ -30,7 +30,7 @@ def gpu_function(address: str, **changes: Any) -> PciFunction:
         "driver": Known("nvidia"), "iommu_group": Known(44), "numa_node": Known(0), "power_state": Known("D0"),
         "slot": Known("1"), "bridges": ("0000:00:01.1",), "link_speed": Known("32.0 GT/s PCIe"), "link_width": Known(8),
         "max_link_speed": Known("32.0 GT/s PCIe"), "max_link_width": Known(16),
-        "reset_methods": Known(("flr", "bus")), "power_control": Known("auto"),
+        "reset_methods": Known(("flr", "bus")), "power_control": Known("auto"), "virtual_functions": Known(0),
     }  # fmt: skip
     return PciFunction(address, 0x10DE, 0x2BB5, 0x030200, **{**facts, **changes})
 

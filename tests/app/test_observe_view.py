@@ -2,7 +2,8 @@ import json
 
 import pytest
 
-from agent.app.observe_view import observation_to_dict, render_observation
+from agent.app.observe_dict import observation_to_dict
+from agent.app.observe_view import render_observation
 from agent.core.fact import Absent, Known, Unknown
 from agent.core.observation import Nvml, Observation, Pci
 from tests.app.golden import check

@@ -9,7 +9,7 @@ from pathlib import Path
 from agent.host.watch import watch
 from agent.loop.run import Daemon
 from tests.cases.operating import rig
-from tests.rig import Rig
+from tests.rig import FACTOR, Rig
 
 PATIENCE = 30.0  # real seconds: a test that waits longer has failed
 
@@ -61,10 +61,10 @@ class Running:
 
 @asynccontextmanager
 async def daemon(
-    root: Path, *, spec: str | None = None, scenario: str | Path | None = None
+    root: Path, *, spec: str | None = None, scenario: str | Path | None = None, factor: float | None = FACTOR
 ) -> AsyncIterator[Running]:
     """A running daemon; it is stopped at the end, and must then end by itself."""
-    async with rig(root, spec=spec, scenario=scenario) as agent:
+    async with rig(root, spec=spec, scenario=scenario, factor=factor) as agent:
         running = start(agent)
         try:
             yield running

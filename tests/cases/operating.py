@@ -44,9 +44,13 @@ def recipe(**changes: Any) -> str:
 
 
 def rig(
-    root: Path, *, spec: str | None = None, scenario: str | Path | None = None
+    root: Path,
+    *,
+    spec: str | None = None,
+    scenario: str | Path | None = None,
+    factor: float | None = tests.rig.FACTOR,
 ) -> AbstractAsyncContextManager[Rig]:
-    return tests.rig.rig(root, spec=spec or recipe(), scenario=scenario)
+    return tests.rig.rig(root, spec=spec or recipe(), scenario=scenario, factor=factor)
 
 
 def patient_health(monkeypatch: pytest.MonkeyPatch) -> None:

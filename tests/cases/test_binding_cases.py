@@ -108,6 +108,22 @@ set:
         assert {driver(agent, a) for a in OTHERS} == {"vfio-pci"}
 
 
+async def test_a_card_with_virtual_functions_stays_until_they_are_gone(tmp_path: Path) -> None:
+    scenario = f'set: {{functions: {{"{GPU}": {{virtualFunctions: 4}}}}}}'
+    async with rig(tmp_path, scenario=scenario) as agent:
+        await agent.converge()
+        condition = agent.condition("DriversBound")
+        assert (condition.status, condition.reason) == ("False", "VirtualFunctions")
+        assert f"{GPU} has 4 virtual functions" in condition.message
+        assert "sriov_numvfs" in condition.next_step
+        assert not writes_about(agent, "0000:81:00")
+        assert {driver(agent, a) for a in OTHERS} == {"vfio-pci"}
+        with agent.world.change() as state:
+            state.functions[GPU].virtual_functions = 0
+        await agent.converge()
+        assert card(agent, GPU) == {GPU: "vfio-pci", AUDIO: "vfio-pci"}
+
+
 async def test_B4_the_audio_function_goes_with_its_gpu_and_back(tmp_path: Path) -> None:
     async with rig(tmp_path) as agent:
         await agent.converge()

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+from tests.cases.daemons import daemon
 from tests.cases.hardware import (
     CONFIDENTIAL,
     at_any_speed,
@@ -65,6 +66,24 @@ async def test_B1_an_agent_killed_while_the_unbind_runs_knows_it_and_brings_the_
         await agent.one_pass()
         assert unbinds(agent, GPU) == 1
         await assert_only_this_gpu_waits_for_a_reboot(agent)
+
+
+async def test_B1_a_daemon_that_is_told_to_stop_does_not_wait_for_the_unbind_and_the_next_one_knows_of_it(
+    tmp_path: Path,
+) -> None:
+    # Slow enough for the agent's own deadline, at which it gives up the GPU, to be far away.
+    blocked = f'{{faults: [{{on: pci.unbind, target: "{GPU}", block: true}}], set: {{{IDLE_SERVICE}}}}}'
+    async with daemon(tmp_path, scenario=blocked, factor=4.0) as running:
+        agent = running.agent
+        await running.until(lambda: unbinds(agent, GPU))
+        running.daemon.stop()
+        await running.task
+        assert GPU in agent.memory.unbinding
+        assert not agent.memory.quarantine
+    async with rig(tmp_path) as agent:
+        await agent.one_pass()
+        assert unbinds(agent, GPU) == 1
+        assert (agent.condition("DriversBound").reason, driver(agent, GPU)) == ("RebootRequired", "")
 
 
 async def test_B1_after_the_reboot_the_gpu_is_managed_again(tmp_path: Path) -> None:

@@ -20,7 +20,8 @@ PATIENCE = 60.0  # real seconds for a state that does come
 NO_UNIT = "no-such-unit.service"
 # A real process of this takes any words, and an ended sleep ends nothing.
 PROGRAM = "/bin/sh -c 'while :; do sleep 1000; done'"
-UNIT_FILE = f"[Service]\nExecStart={PROGRAM}\n[Install]\nWantedBy=multi-user.target\n"
+# Active only once the program itself runs: before, the process has the words of systemd.
+UNIT_FILE = f"[Service]\nType=exec\nExecStart={PROGRAM}\n[Install]\nWantedBy=multi-user.target\n"
 WORDS = ("a b", "$HOME", "${HOME}", "$$", "100%n", 'a"b', "it's", "back\\slash\\", "ünïcode ✓", "", ";", "*")
 
 

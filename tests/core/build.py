@@ -102,11 +102,12 @@ def _card(address: str, group: int) -> dict[str, PciFunction]:
     serial, slot, node = Known(serial_of(address)), Known(str(index + 1)), Known(index // 4)
     gpu = PciFunction(
         address, 0x10DE, 0x2BB5, 0x030200, driver=Known("nvidia"), iommu_group=Known(group), numa_node=node,
-        slot=slot, serial=serial, bridges=(bridge,),
+        slot=slot, serial=serial, bridges=(bridge,), virtual_functions=Known(0),
     )  # fmt: skip
     audio = replace(
-        gpu, address=audio_of(address), device_id=0x22E8, class_code=0x040300, driver=Known("snd_hda_intel")
-    )
+        gpu, address=audio_of(address), device_id=0x22E8, class_code=0x040300, driver=Known("snd_hda_intel"),
+        virtual_functions=Absent("no SR-IOV"),
+    )  # fmt: skip
     port = PciFunction(bridge, 0x1022, 0x14AB, 0x060400, driver=Known("pcieport"), acs_ctl=Known(0x1D))
     return {address: gpu, audio.address: audio, bridge: port}
 

@@ -14,6 +14,7 @@ from agent.core.boot import (
     next_step,
     split_cmdline,
     state_of,
+    words_of_file,
 )
 from agent.core.boot_edit import (
     dangerous,
@@ -26,7 +27,7 @@ from agent.core.boot_edit import (
     with_wishes,
 )
 from agent.core.fact import Known, Unknown
-from agent.core.laws import proposes_untranslated
+from agent.core.forbidden_text import proposes_untranslated
 from agent.core.observation import Platform
 from agent.core.spec import Platform as PlatformSpec
 
@@ -229,10 +230,17 @@ def test_a_command_line_file_that_is_not_one_line_with_a_root_is_left_alone(text
     assert why in unusable_cmdline(text)
 
 
-def test_a_comment_in_a_command_line_file_stays_as_it_is() -> None:
-    text = "# iommu=pt was for the test\nroot=/dev/sda1 iommu=pt\n"
-    assert unusable_cmdline(text) == ""
-    assert edited_cmdline(text, (ADD, NO_PT)) == "# iommu=pt was for the test\nroot=/dev/sda1 pcie_aspm=off\n"
+def test_a_command_line_file_with_a_comment_is_read_without_it_and_not_edited() -> None:
+    text = "# iommu=pt was for the test\nroot=/dev/sda1 pcie_aspm=off\n"
+    assert words_of_file(text) == ("root=/dev/sda1", "pcie_aspm=off")
+    assert edited_cmdline(text, (ADD, NO_PT)) == text
+    assert "comment" in unusable_cmdline(text)
+
+
+def test_a_pattern_of_any_length_is_weighed() -> None:
+    for pattern in ("root=" + "a" * 5000, "rd." + "x" * 5000, "*" * 5000):
+        assert endangered(pattern)
+    assert not endangered("quiet" * 1000 + "*")
 
 
 def test_what_is_said_of_a_next_boot_that_cannot_be_read_follows_what_was_done() -> None:

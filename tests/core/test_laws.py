@@ -5,8 +5,9 @@ from dataclasses import replace
 import pytest
 
 from agent.core.fact import Absent, Known, Unknown
+from agent.core.forbidden_text import proposes_untranslated
 from agent.core.inputs import Inputs
-from agent.core.laws import check_plan, proposes_untranslated
+from agent.core.laws import check_plan
 from agent.core.memory import Quarantine, Rejected, Unbinding
 from agent.core.observation import Holder, KernelEvent
 from agent.core.plan import Action, Disruption, Drift, Plan, Refusal, Stage, make_plan

@@ -57,7 +57,14 @@ def test_no_single_unknown_fact_disturbs_a_converged_host(name: str) -> None:
 def test_a_gpu_is_moved_only_while_its_own_facts_are_known() -> None:
     """On the host as found: with any fact about a moving function unknown, that card stays where it is."""
     moving = ("81", "91", "e1", "f1")
-    relevant = (".driver", ".driver_override", ".iommu_group", ".boot_vga", "persistence_mode")
+    relevant = (
+        ".driver",
+        ".driver_override",
+        ".iommu_group",
+        ".boot_vga",
+        ".virtual_functions",
+        "persistence_mode",
+    )
     for path, inputs in variants(WORLDS["as found"]):
         bus = next((b for b in moving if f"[0000:{b}:00." in path), "")
         if not bus or not (path.endswith(relevant) or ".holders[" in path):

@@ -1,3 +1,4 @@
+import errno
 import os
 import re
 from pathlib import Path
@@ -73,6 +74,22 @@ def test_a_units_properties_are_read_by_name_in_any_order(tree: Tree):
     assert (unit.load_state, unit.active_state, unit.sub_state) == ("loaded", "active", "running")
     assert (unit.main_pid, unit.result, unit.exit_status, unit.restarts) == (12, "exit-code", 9, 2)
     assert unit.pids == (12, 13, 14)
+
+
+def test_B1_a_cgroup_that_goes_away_while_it_is_read_has_no_processes(tree: Tree, monkeypatch):
+    """The kernel then gives ENODEV: seen when an unbind's process ended at that moment."""
+    tree.file("sys/fs/cgroup/cgroup.controllers", "cpu\n")
+    tree.file("sys/fs/cgroup/gone/cgroup.procs", "12\n")
+
+    def read(path: Path) -> str:
+        raise OSError(number, "as the kernel says it", str(path))
+
+    monkeypatch.setattr(Path, "read_text", read)
+    number = errno.ENODEV
+    assert cgroup_pids(tree.root, "/gone") == ()
+    number = errno.EACCES
+    with pytest.raises(PermissionError):
+        cgroup_pids(tree.root, "/gone")
 
 
 def test_a_drop_in_that_systemd_has_not_read_is_found_by_every_name_of_the_unit(tree: Tree):
@@ -251,6 +268,11 @@ async def test_a_secret_that_systemd_would_read_otherwise_is_refused_and_not_sho
     assert "SECRET" not in str(raised.value)
     assert "token" in str(raised.value)
     assert not (tmp_path / "q.env").exists()
+
+
+async def test_a_file_that_is_linked_to_dev_null_is_an_empty_one(tmp_path: Path):
+    (tmp_path / "50-masked.rules").symlink_to("/dev/null")
+    assert await LocalTarget(tmp_path).read_file("/50-masked.rules") == ""
 
 
 async def test_a_fifo_is_neither_a_secret_nor_a_file_to_read_and_is_not_waited_for(tmp_path: Path):

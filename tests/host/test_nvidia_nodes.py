@@ -1,14 +1,18 @@
 """Device nodes of NVIDIA's driver: which are missing in a fake tree, and a real process that systemd would start."""
 
+import asyncio
 import errno
+import os
+import threading
 from collections.abc import Iterator
 
 import pytest
 
-from agent.core.fact import Absent, Known, Unknown
+from agent.core.fact import Absent, Fact, Known, Unknown
 from agent.core.nvidia_nodes import by_hand
 from agent.core.observation import NvidiaNodes
 from agent.host.modules_load import read_modules_load
+from agent.host.nvidia_minors import NvidiaMinors
 from agent.host.nvidia_nodes import read_nvidia_nodes
 from agent.host.proc_platform import ProcPlatform
 from tests.host.fake_manager import ProcessManager
@@ -50,19 +54,68 @@ def installs(tree: Tree, text: str = MAKES) -> None:
     tree.file("usr/bin/nvidia-modprobe", text.replace("@/", f"{tree.root}/")).chmod(0o755)
 
 
+def read(host: Tree) -> Fact[NvidiaNodes]:
+    return read_nvidia_nodes(host.root, NvidiaMinors(host.root))
+
+
 def test_D6_the_nodes_that_are_missing_are_named_by_the_drivers_minors(host: Tree) -> None:
-    assert read_nvidia_nodes(host.root) == Known(
-        NvidiaNodes(("/dev/nvidiactl", "/dev/nvidia0", "/dev/nvidia3"))
-    )
+    assert read(host) == Known(NvidiaNodes(("/dev/nvidiactl", "/dev/nvidia0", "/dev/nvidia3")))
     host.file("dev/nvidia0")
     host.file("sys/module/nvidia_uvm/initstate", "live\n")
     installs(host)
     missing = ("/dev/nvidiactl", "/dev/nvidia3", "/dev/nvidia-uvm", "/dev/nvidia-uvm-tools")
-    assert read_nvidia_nodes(host.root) == Known(NvidiaNodes(missing, "/usr/bin/nvidia-modprobe"))
+    assert read(host) == Known(NvidiaNodes(missing, "/usr/bin/nvidia-modprobe"))
 
 
 def test_B14_a_host_with_no_gpu_on_nvidia_needs_no_node(tree: Tree) -> None:
-    assert isinstance(read_nvidia_nodes(tree.root), Absent)
+    assert isinstance(read(tree), Absent)
+
+
+def test_the_driver_is_asked_for_a_minor_once_in_the_life_of_its_gpus_directory(host: Tree) -> None:
+    """A question wakes a GPU that is powered down."""
+    minors = NvidiaMinors(host.root)
+    assert minors.read() == {"0000:01:00.0": Known(3), "0000:41:00.0": Known(0)}
+    gpu = host.root / "proc/driver/nvidia/gpus/0000:01:00.0"
+    (gpu / "information").write_text("Device Minor: \t 5\n")
+    assert minors.read()["0000:01:00.0"] == Known(3)
+    gpu.rename(host.root / "moved")
+    host.file(f"{gpu.relative_to(host.root)}/information", "Device Minor: \t 5\n")
+    assert minors.read()["0000:01:00.0"] == Known(5)
+    gpu.rename(host.root / "moved again")
+    assert set(minors.read()) == {"0000:41:00.0"}
+
+
+@pytest.mark.parametrize("text", ["", "Model: \t x\n", "Device Minor: \t ?\n", "Device Minor: \t 4 of 5\n"])
+def test_a_gpu_that_shows_no_minor_leaves_unknown_which_nodes_are_missing(host: Tree, text: str) -> None:
+    host.file("proc/driver/nvidia/gpus/0000:01:00.0/information", text)
+    assert isinstance(read(host), Unknown)
+
+
+async def test_a_gpu_that_is_stuck_keeps_no_thread_of_the_agent_and_is_not_asked_again(
+    host: Tree, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A thread in the kernel would keep the process from ending, and a new agent from starting."""
+    monkeypatch.setattr("agent.host.attribute_read.STALL", 0.1)
+    information = host.root / "proc/driver/nvidia/gpus/0000:01:00.0/information"
+    information.unlink()
+    os.mkfifo(information)
+    before = threading.enumerate()
+    minors = NvidiaMinors(host.root)
+    platform = ProcPlatform(host.root, minors=minors)
+    for _ in range(6):  # more passes than threads that may hang
+        nodes = (await platform.read()).nvidia_nodes
+        assert isinstance(nodes, Unknown)
+        assert "does not answer" in nodes.reason
+    for thread in threading.enumerate():
+        if thread not in before:
+            thread.join(10.0)
+            assert not thread.is_alive()
+    waits = os.open(information, os.O_WRONLY | os.O_NONBLOCK)  # the one reader that there may be
+    information.unlink()
+    host.file("proc/driver/nvidia/gpus/0000:01:00.0/information", "Device Minor: \t 3\n")
+    os.close(waits)
+    while minors.read()["0000:01:00.0"] != Known(3):
+        await asyncio.sleep(0.01)
 
 
 async def test_missing_nodes_are_made_by_nvidia_modprobe_under_systemd_and_not_twice(
@@ -74,7 +127,7 @@ async def test_missing_nodes_are_made_by_nvidia_modprobe_under_systemd_and_not_t
     await platform.make_device_nodes()
     await platform.make_device_nodes()
     assert (host.root / "said").read_text() == "-c 255 -c 0 -c 3\n-u -c 0\n"
-    assert read_nvidia_nodes(host.root) == Known(NvidiaNodes((), "/usr/bin/nvidia-modprobe"))
+    assert read(host) == Known(NvidiaNodes((), "/usr/bin/nvidia-modprobe"))
     assert [c.unit for c in manager.commands] == [
         "gpu-host-agent-device-nodes.service",
         "gpu-host-agent-device-nodes-uvm.service",

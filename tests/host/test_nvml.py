@@ -1,7 +1,12 @@
 """The real pynvml in the real child, against a stand-in library with injected faults (needs a C compiler)."""
 
 import asyncio
+import contextlib
+import errno
+import os
+import signal
 from ctypes.util import find_library
+from pathlib import Path
 
 import pytest
 
@@ -205,16 +210,68 @@ async def test_a_call_that_hangs_is_given_up_and_the_next_reading_is_whole(host:
 
 @needs_compiler
 async def test_while_a_child_of_an_agent_before_this_one_sleeps_in_the_kernel_no_other_is_started(host: Rig):
-    host.tree.file("proc/4711/cmdline", "python\0-P\0-m\0agent.host.nvml_child\0{}\0")
-    host.tree.file("proc/4711/stat", "4711 (python (x)) D 1 4711 4711 0\n")
+    os.mkfifo(
+        host.tree.file("proc/4711/stat", "4711 (gpu-agent-nvml) D 1 4711 4711 0\n").with_name("cmdline")
+    )
     nvml = host.nvml()
     for _ in range(2):
         answer = await nvml.read()
         assert isinstance(answer, Unknown)
         assert answer.code == "NvmlStuck"
     assert not host.stub.trace.exists()
-    host.tree.file("proc/4711/cmdline", "another\0")
+    with pytest.raises(OSError, match="still sleeps") as caught:
+        await nvml.set(A, "persistence-mode", "on")
+    assert caught.value.errno == errno.EBUSY
+    assert not host.stub.trace.exists()
+    host.tree.file("proc/4711/stat", "4711 (another) D 1 4711 4711 0\n")
     assert isinstance(await nvml.read(), Known)
+
+
+@needs_compiler
+async def test_a_process_that_does_not_show_its_arguments_is_not_waited_for(host: Rig):
+    """Whoever has a process's memory map locked keeps everybody waiting who reads them: here, a FIFO nobody writes to."""
+    for pid, name, state in ((4711, "gpu-agent-nvml", "S"), (4712, "python (x) D", "D")):
+        host.tree.file(f"proc/{pid}/stat", f"{pid} ({name}) {state} 1 {pid} {pid} 0\n")
+        os.mkfifo(host.tree.root / f"proc/{pid}/cmdline")
+    assert isinstance(await host.nvml().read(), Known)
+
+
+@needs_compiler
+@pytest.mark.skipif(os.geteuid() != 0, reason="giving a file away needs root")
+async def test_a_process_of_another_user_is_no_child_of_ours_whatever_it_calls_itself(host: Rig):
+    host.tree.file("proc/4711/stat", "4711 (gpu-agent-nvml) D 1 4711 4711 0\n")
+    os.chown(host.tree.root / "proc/4711", 1000, 1000)
+    assert isinstance(await host.nvml().read(), Known)
+
+
+@needs_compiler
+async def test_a_child_calls_itself_by_the_name_that_the_next_agent_looks_for(host: Rig):
+    host.stub.set({"call.nvmlInit": "hang"})
+    reading = asyncio.create_task(host.nvml().read())
+    while not (named := children("gpu-agent-nvml")):
+        assert not reading.done(), "it has ended without taking its name"
+        await asyncio.sleep(0.01)
+    os.kill(named[0], signal.SIGKILL)
+    assert isinstance(await reading, Unknown)
+
+
+def children(name: str) -> list[int]:
+    """Of this process, by what they call themselves."""
+    found = []
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+            pid, _, rest = stat.read_text().partition(f" ({name}) ")
+            found += [int(pid)] if rest.split()[1:2] == [str(os.getpid())] else []
+    return found
+
+
+async def test_earlier_queries_that_cannot_be_looked_for_leave_nvml_unknown(tree: Tree):
+    tree.function(A, 0x030200)
+    tree.bind(A, "nvidia")
+    (tree.root / "proc").symlink_to("proc")
+    answer = await ChildNvml(tree.root, 60.0).read()
+    assert isinstance(answer, Unknown)
+    assert (answer.code, "cannot be told" in answer.reason) == ("NvmlStuck", True)
 
 
 @needs_compiler

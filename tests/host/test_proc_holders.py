@@ -1,4 +1,6 @@
 import asyncio
+import os
+from pathlib import Path
 
 import pytest
 
@@ -22,7 +24,7 @@ def host(tree: Tree) -> Tree:
         tree.file(
             f"proc/driver/nvidia/gpus/{address}/information", f"Model: \t\t RTX\nDevice Minor: \t {minor}\n"
         )
-    tree.directory("proc/sys")
+    tree.file("proc/devices", "Character devices:\n  1 mem\n195 nvidia\n\nBlock devices:\n  7 loop\n")
     return tree
 
 
@@ -142,6 +144,62 @@ async def test_our_own_nvml_child_is_waited_for_and_not_taken_for_a_holder(host:
         await asyncio.sleep(0.05)
         (host.root / "proc/10/fd/3").unlink()
     assert await scan == {A: Known(())}
+
+
+@pytest.mark.parametrize(
+    ("file", "told"),
+    [
+        ("sys/module/nvidia_drm/refcnt", "what the kernel holds"),
+        (f"sys/bus/pci/devices/{A}/boot_vga", "what the kernel holds"),
+        ("sys/class/graphics/fb0/device", "what the kernel holds"),
+        ("sys/class/drm/renderD128/device", "holders cannot be looked for"),
+        ("sys/kernel/iommu_groups", "holders cannot be looked for"),
+        ("proc/self/ns/pid", "pid namespace"),
+    ],
+)
+async def test_B3_what_the_kernel_shows_of_holders_and_cannot_be_read_leaves_them_unknown(
+    host: Tree, file: str, told: str
+):
+    unreadable(host, file)
+    fact = (await read(host, A))[A]
+    assert isinstance(fact, Unknown)
+    assert (fact.code, told in fact.reason) == ("HoldersUnknown", True), fact
+
+
+def unreadable(host: Tree, file: str) -> None:
+    """No reading of it succeeds, not even root's, and none says that there is no such file."""
+    at = host.root / file
+    at.parent.mkdir(parents=True, exist_ok=True)
+    if at.is_dir():
+        at.rename(at.with_name("moved"))
+    at.symlink_to(at.name) if file.endswith("groups") else at.mkdir()
+
+
+async def test_B3_a_device_whose_driver_link_cannot_be_read_may_be_on_nvidia(host: Tree):
+    link = host.root / f"sys/bus/pci/devices/{A}/driver"
+    link.unlink()
+    link.mkdir()
+    host.process(10, "nvidia-persiste", "/dev/nvidiactl")
+    assert [h.what for h in known(await read(host), A)] == ["/dev/nvidiactl"]
+
+
+async def test_a_gpu_whose_minor_the_driver_does_not_tell_may_be_any_node_that_is_nobodys(
+    host: Tree, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("agent.host.attribute_read.STALL", 0.1)
+    information = host.root / f"proc/driver/nvidia/gpus/{A}/information"
+    information.unlink()
+    os.mkfifo(information)
+    host.process(10, "python3", "/dev/nvidia3", "/dev/nvidia0")
+    held = await read(host, A, B)
+    assert [h.what for h in known(held, A)] == ["/dev/nvidia3"]
+    assert [h.what for h in known(held, B)] == ["/dev/nvidia0", "/dev/nvidia3"]
+    let_go(information)
+
+
+def let_go(fifo: Path) -> None:
+    """Whoever waits at it goes on."""
+    os.close(os.open(fifo, os.O_RDWR))
 
 
 async def test_a_process_that_ends_during_the_scan_is_passed_over(host: Tree):

@@ -16,7 +16,9 @@ import pytest
 from agent.core.fact import Fact, Known, Unknown
 from agent.core.observation import Holder
 from agent.host.char_devices import CharDevices
-from agent.host.device_nodes import read_device_nodes
+from agent.host.device_nodes import DeviceNodes, read_device_nodes
+from agent.host.file_tables import tables_of_threads
+from agent.host.nvidia_minors import NvidiaMinors
 from agent.host.proc_holders import ProcHolders
 from agent.host.process_files import ProcessFiles
 from agent.host.statx import KindReader
@@ -24,6 +26,10 @@ from tests.host.trees import Tree
 
 A = "0000:01:00.0"
 MEM_MAJOR, NULL, ZERO = 1, 3, 5
+needs_kcmp = pytest.mark.skipif(
+    os.geteuid() != 0 or os.uname().machine not in ("x86_64", "aarch64"),
+    reason="comparing open files needs root",
+)
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="making device nodes needs root")
 
 Start = Callable[[str], subprocess.Popen[bytes]]
@@ -99,6 +105,14 @@ async def test_B3_a_file_with_a_devices_name_is_no_device(host: Tree, start: Sta
     assert await holders(host) == []
 
 
+@pytest.fixture(params=["by comparing", "by counting"])
+def tables_told(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whose open files are whose, with kcmp(2) and without."""
+    if request.param == "by counting":
+        monkeypatch.setattr("agent.host.file_tables._KCMP", None)
+
+
+@pytest.mark.usefixtures("tables_told")
 async def test_B3_workers_whose_main_thread_has_ended_are_seen(host: Tree, start: Start):
     process = start(
         "threading.Thread(target=lambda: (time.sleep(0.2), ready(), time.sleep(600))).start()\n"
@@ -109,6 +123,7 @@ async def test_B3_workers_whose_main_thread_has_ended_are_seen(host: Tree, start
     assert await holders(host) == [(process.pid, "/dev/nvidia-uvm")]
 
 
+@pytest.mark.usefixtures("tables_told")
 async def test_B3_a_thread_with_open_files_of_its_own_is_seen(host: Tree, start: Start):
     process = start(
         "os.close(0)\n"
@@ -118,6 +133,40 @@ async def test_B3_a_thread_with_open_files_of_its_own_is_seen(host: Tree, start:
         "threading.Thread(target=work).start()"
     )
     assert await holders(host) == [(process.pid, "/dev/nvidia-uvm")]
+
+
+WITH_AS_MANY = (
+    "os.close(0); os.open('/etc/passwd', os.O_RDONLY)\n"
+    "def work():\n"
+    "    assert ctypes.CDLL(None).unshare(0x400) == 0\n"
+    "    os.close(0); os.open('/dev/zero', os.O_RDONLY); ready(); time.sleep(600)\n"
+    "threading.Thread(target=work).start()"
+)
+
+
+@needs_kcmp
+async def test_B3_a_thread_with_as_many_open_files_of_its_own_is_seen(host: Tree, start: Start):
+    process = start(WITH_AS_MANY)
+    assert await holders(host) == [(process.pid, "/dev/nvidia-uvm")]
+
+
+@needs_kcmp
+@pytest.mark.parametrize("ended", [False, True], ids=["all threads", "the first thread ended"])
+def test_threads_that_share_their_files_are_told_without_listing_what_each_has(
+    start: Start, monkeypatch: pytest.MonkeyPatch, ended: bool
+):
+    """Before Linux 6.2 only a list of all its files tells how many a thread has."""
+    process = start(
+        "for _ in range(9): threading.Thread(target=time.sleep, args=(600,)).start()\n"
+        + (
+            "threading.Thread(target=lambda: (time.sleep(0.2), ready())).start()\nctypes.CDLL(None).syscall(60, 0)"
+            if ended
+            else "ready()"
+        )
+    )
+    monkeypatch.delattr("agent.host.file_tables.count_files")
+    tables = tables_of_threads(Path(f"/proc/{process.pid}"))
+    assert [len(each) >= 9 for each in tables] == [True] * ended
 
 
 MAP = "f = open({path!r}, 'r+b'); m = mmap.mmap(f.fileno(), 4096, flags=mmap.MAP_PRIVATE)\n"
@@ -142,7 +191,7 @@ async def test_B3_a_device_that_is_mapped_and_closed_is_still_held(
 
 
 async def test_B3_a_memory_map_that_does_not_answer_leaves_unknown_what_is_held(host: Tree):
-    host.process(10, "python3", "/dev/null/none")
+    host.process(10, "python3", "/none")
     os.mkfifo(host.root / "proc/10/maps")
     fact = await held(host)
     assert isinstance(fact, Unknown)
@@ -161,6 +210,96 @@ async def test_B3_a_process_that_does_not_come_to_its_end_leaves_unknown_what_is
     assert await held(host) == Known(())
     host.file("proc/10/task/11/stat", exiting)
     assert isinstance(await held(host), Unknown)
+
+
+async def test_B3_a_process_that_is_ending_and_has_given_back_only_its_memory_leaves_unknown_what_is_held(
+    host: Tree,
+):
+    host.process(10, "python3", "socket:[1]")
+    host.file("proc/10/maps")
+    exiting = "10 (python3) D 1 10 10 0 -1 4194308 0 0\n"
+    host.file("proc/10/stat", exiting)
+    fact = await held(host)
+    assert isinstance(fact, Unknown)
+    assert "process 10 is ending" in fact.reason
+    host.file("proc/10/stat", exiting.replace(") D ", ") Z "))
+    assert await held(host) == Known(())
+    host.file("proc/10/stat", "10 (kthreadd) S 0 0 0 0 -1 2129984 0 0\n")
+    assert await held(host) == Known(())
+
+
+WITH_ONE_FILE_LEFT = f"""
+import asyncio, os, pathlib, resource, sys
+from agent.host.proc_holders import ProcHolders
+async def main():
+    holders = ProcHolders(pathlib.Path(sys.argv[1]))
+    print((await holders.read([{A!r}]))[{A!r}])
+    os.close(last := os.open("/", os.O_RDONLY))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (last + 1, last + 1))
+    print((await holders.read([{A!r}]))[{A!r}])
+asyncio.run(main())
+"""
+
+
+def test_B3_an_agent_that_can_open_no_more_files_does_not_know_who_holds_a_gpu(host: Tree):
+    """One file may be open at a time, and for the open files of a process it takes two."""
+    host.process(10, "python3", "/dev/nvidia0")
+    argv = [sys.executable, "-c", WITH_ONE_FILE_LEFT, str(host.root)]
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=120, check=True)
+    before, after = done.stdout.splitlines()
+    assert before.startswith("Known(")
+    assert "/dev/nvidia0" in before
+    assert after.startswith("Unknown(")
+    assert "Too many open files" in after
+
+
+@pytest.mark.parametrize(
+    ("file", "told"),
+    [
+        ("proc/devices", "which devices are GPUs'"),
+        ("proc/10/fd", "open files of process 10"),
+        ("proc/10/fd/3", "open files of process 10"),
+        ("proc/10/task", "open files of process 10"),
+        ("proc/10/maps", "what process 10 has mapped"),
+        ("proc/11/stat", "proc/11/stat"),
+    ],
+)
+async def test_B3_what_cannot_be_read_of_a_process_leaves_unknown_what_it_holds(
+    host: Tree, file: str, told: str
+):
+    """Only that it is not there any more says that it holds nothing; ELOOP does not."""
+    host.process(10, "python3", "socket:[1]")
+    host.process(11, "python3")
+    host.file("proc/10/maps")
+    host.file("proc/10/stat", "10 (python3) S 1 10 10 0 -1 4194304 0 0\n")
+    host.file("proc/11/stat", "11 (python3) S 1 11 11 0 -1 4194304 0 0\n")
+    assert await held(host) == Known(())
+    at = host.root / file
+    if at.exists() or at.is_symlink():
+        at.rename(host.root / "moved")
+    at.symlink_to(at.name)
+    fact = await held(host)
+    assert isinstance(fact, Unknown), fact
+    assert (fact.code, told in fact.reason) == ("HoldersUnknown", True), fact
+
+
+async def test_B3_without_a_list_of_drivers_numbers_nobody_knows_who_holds_a_gpu(host: Tree):
+    (host.root / "proc/devices").unlink()
+    assert isinstance(await held(host), Unknown)
+
+
+@needs_root
+async def test_B3_a_device_without_a_readable_name_leaves_unknown_whose_it_is(
+    host: Tree, start: Start, tmp_path: Path
+):
+    host.file("proc/devices", f"Character devices:\n  {MEM_MAJOR} drm\n")
+    hidden = node(tmp_path / "innocent", ZERO)
+    start(f"os.close(0); f = open({str(hidden)!r}); ready(); time.sleep(600)")
+    assert await held(host) == Known(())  # on its way out of sysfs, and no GPU's that is still there
+    host.directory(f"sys/dev/char/{MEM_MAJOR}:{ZERO}/uevent")
+    fact = await held(host)
+    assert isinstance(fact, Unknown)
+    assert f"{MEM_MAJOR}:{ZERO}" in fact.reason
 
 
 async def test_B3_a_vfio_device_that_is_mapped_and_closed_is_held(host: Tree):
@@ -211,17 +350,27 @@ def test_a_number_has_the_name_that_its_driver_and_udev_give_it(
 
 def test_a_vfio_device_on_its_way_out_of_sysfs_counts_for_whatever_is_on_vfio(host: Tree):
     host.bind(other := another_function(host), "vfio-pci")
-    assert read_device_nodes(host.root).functions("/dev/vfio/511:1") == (other,)
+    assert nodes(host).functions("/dev/vfio/511:1") == (other,)
 
 
-def test_a_bus_of_i2c_belongs_to_the_gpu_whose_bus_it_is(host: Tree):
-    adapter = f"sys/devices/pci0000:00/{A}/i2c-5"
+def nodes(host: Tree) -> DeviceNodes:
+    return read_device_nodes(host.root, NvidiaMinors(host.root))
+
+
+@pytest.mark.parametrize("below", ["", "/drm/card0/card0-DP-1"], ids=["its own", "a monitor's"])
+def test_a_bus_of_i2c_belongs_to_the_gpu_whose_bus_it_is(host: Tree, below: str):
+    adapter = f"sys/devices/pci0000:00/0000:00:01.1/{A}{below}/i2c-5"
     host.directory(adapter)
     (host.root / f"{adapter}/i2c-dev/i2c-5").mkdir(parents=True)
     (host.root / f"{adapter}/i2c-dev/i2c-5/device").symlink_to("../../../i2c-5")
     host.directory("sys/class/i2c-dev")
     (host.root / "sys/class/i2c-dev/i2c-5").symlink_to(host.root / f"{adapter}/i2c-dev/i2c-5")
-    assert read_device_nodes(host.root).functions("/dev/i2c-5") == (A,)
+    assert nodes(host).functions("/dev/i2c-5") == (A,)
+
+
+def test_a_bus_of_i2c_that_goes_away_is_nobodys(host: Tree):
+    host.link("sys/class/i2c-dev/i2c-5", "sys/devices/gone")
+    assert nodes(host).functions("/dev/i2c-5") == ()
 
 
 def test_the_kind_of_a_file_is_what_stat_says(tmp_path: Path):

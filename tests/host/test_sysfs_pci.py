@@ -1,8 +1,11 @@
+import os
 from pathlib import Path
 
 import pytest
 
 from agent.core.fact import Absent, Known, Unknown
+from agent.core.observation import NOT_READ
+from agent.host.reading import names_in
 from agent.host.sysfs_pci import SysfsPci
 from tests.host.trees import Tree, config_space
 
@@ -98,6 +101,23 @@ async def test_P16_acs_bits_are_read_anew_in_every_pass(host: Tree):
         assert (await adapter.read()).functions[BRIDGE].acs_ctl == Known(value)
 
 
+async def test_virtual_functions_are_counted_by_their_links_and_the_locked_count_is_left_unread(host: Tree):
+    path = f"sys/bus/pci/devices/{GPU}"
+    adapter = SysfsPci(host.root)
+    assert (await adapter.read()).functions[GPU].virtual_functions == Absent("no SR-IOV")
+    host.file(f"{path}/sriov_totalvfs", "48\n")
+    os.mkfifo(host.root / path / "sriov_numvfs")  # whoever opened it would wait, as for a device's lock
+    assert (await adapter.read()).functions[GPU].virtual_functions == Known(0)
+    for number, address in enumerate(("0000:01:00.4", "0000:01:00.5")):
+        virtual = host.function(address, 0x030200, behind=BRIDGE)
+        host.link(f"{path}/virtfn{number}", virtual)
+        host.link(f"{virtual}/physfn", f"sys/devices/pci0000:00/{BRIDGE}/{GPU}")
+    pci = await adapter.read()
+    assert pci.functions[GPU].virtual_functions == Known(2)
+    assert pci.functions["0000:01:00.4"].virtual_functions == Absent("it is a virtual function itself")
+    assert pci.functions[BRIDGE].virtual_functions == NOT_READ
+
+
 async def test_one_unreadable_attribute_is_unknown_for_itself_alone(host: Tree):
     path = host.root / f"sys/bus/pci/devices/{GPU}/numa_node"
     path.unlink()
@@ -111,6 +131,22 @@ async def test_a_device_that_goes_away_during_the_scan_is_left_out(host: Tree):
     (host.root / f"sys/bus/pci/devices/{AUDIO}/class").unlink()
     host.link("sys/bus/pci/devices/0000:02:00.0", "sys/devices/gone")
     assert set((await SysfsPci(host.root).read()).functions) == {BRIDGE, GPU}
+
+
+async def test_a_driver_that_comes_while_devices_are_read_is_not_taken_for_one_that_does_not_go(
+    host: Tree, monkeypatch: pytest.MonkeyPatch
+):
+    host.directory(f"proc/driver/nvidia/gpus/{AUDIO}")
+    adapter = SysfsPci(host.root)
+    assert (await adapter.read()).pending_unbinds == (AUDIO,)
+
+    def bound_meanwhile(path: Path) -> tuple[str, ...]:
+        if path.name == "gpus":
+            host.bind(AUDIO, "nvidia")
+        return names_in(path)
+
+    monkeypatch.setattr("agent.host.sysfs_pci.names_in", bound_meanwhile)
+    assert (await adapter.read()).pending_unbinds == ()
 
 
 async def test_the_driver_link_alone_can_be_read(host: Tree):

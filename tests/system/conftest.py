@@ -1,9 +1,20 @@
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
 from tests.system.agent_unit import AgentUnit
 from tests.system.booted_systemd import BootedSystemd, need_booted_systemd
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    """Figures that tests took down, and did not judge."""
+    passed = terminalreporter.stats.get("passed", ())
+    figures = [(name, value) for report in passed for name, value in report.user_properties]
+    if figures:
+        terminalreporter.section("figures")
+    for name, value in figures:
+        terminalreporter.write_line(f"{name}: {value}")
 
 
 @pytest.fixture(scope="session")

@@ -13,6 +13,7 @@ import json
 import re
 import time
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any, NamedTuple
 
 from tests.system.vm.machine import AUDIO, GPUS, PCI, VirtualMachine
@@ -31,6 +32,7 @@ _PROBES = {
     "__device_set_driver_override": "override2 device=+0(+0(%di)):string value=+0(%si):string",
 }
 _WAIT = 400.0  # seconds; a card takes 5 to move, and many more where other work has the processors
+_FIRST_LOOK, _NEXT_LOOK = 1.0, 6.0  # seconds until a waiting test tells the agent to look
 
 
 class Write(NamedTuple):
@@ -40,13 +42,13 @@ class Write(NamedTuple):
     device: str
 
 
-def spec(vfio: Iterable[str], **changes: Any) -> str:
-    """Those GPUs on vfio-pci and the others on nvidia. ``changes``: more of the policy; ``rest``: more of the spec."""
+def spec(gpus: Iterable[str], vfio: Iterable[str], **changes: Any) -> str:
+    """Those on vfio-pci and the other GPUs on nvidia. ``changes``: more of the policy; ``rest``: more of the spec."""
     given = list(vfio)
     rest = changes.pop("rest", {})
-    groups = {"nvidia": [gpu for gpu in GPUS if gpu not in given], "vfio-pci": given}
+    groups = {"nvidia": [gpu for gpu in gpus if gpu not in given], "vfio-pci": given}
     gpus = {driver: {"select": cards, "driver": driver} for driver, cards in groups.items() if cards}
-    policy = {"mode": "enforce", "allow": ["live", "restart", "rebind"], "resync": "3s", **changes}
+    policy = {"mode": "enforce", "allow": ["live", "restart", "rebind"], "resync": "20s", **changes}
     head = {"apiVersion": "gpu-host/v1", "kind": "GpuHost", "metadata": {"name": "guest"}}
     return json.dumps({**head, "spec": {"policy": policy, "gpus": gpus, **rest}}, indent=2)
 
@@ -56,6 +58,8 @@ class Operated:
 
     def __init__(self, vm: VirtualMachine) -> None:
         self.vm = vm
+        self.gpus = GPUS[: vm.hardware.gpus]
+        self.audio = AUDIO[: vm.hardware.gpus]
         drop_in = f"[Service]\nEnvironment=NVML_STUB_TRACE={_NVML_CALLS}\n"
         vm.put(f"/run/systemd/system/{UNIT}.d/trace.conf", drop_in)
         vm.check("systemctl daemon-reload")
@@ -75,7 +79,7 @@ class Operated:
         self.vm.check(f"systemctl restart {UNIT}", timeout=300)
 
     def edit(self, vfio: Iterable[str], **changes: Any) -> None:
-        self.vm.put(SPEC, spec(vfio, **changes))
+        self.vm.put(SPEC, spec(self.gpus, vfio, **changes))
 
     def status(self) -> dict[str, Any]:
         """status.json; {} where there is none yet."""
@@ -111,30 +115,45 @@ class Operated:
 
     # Waiting
 
-    def wait(self, condition: Callable[[], bool], what: str, timeout: float = _WAIT) -> None:
-        """Ask until it is so; fails with the status, the links and the guest's journal."""
-        end = time.monotonic() + timeout
+    def wait(self, condition: Callable[[], bool], what: str, *, by_itself: bool = False) -> None:
+        """Ask until it is so; fails with the status, the links and the guest's journal.
+
+        The agent is told to look now and then, so that its own rhythm may be slow: each of its passes is work for the
+        processor that is emulated. ``by_itself``: it is not told.
+        """
+        begun = time.monotonic()
+        look = begun + (_WAIT if by_itself else _FIRST_LOOK)
         while not condition():
-            assert time.monotonic() < end, f"waited {timeout:g}s for {what}\n{self.seen()}"
+            now = time.monotonic()
+            assert now < begun + _WAIT, f"waited {_WAIT:g}s for {what}\n{self.seen()}"
+            if now > look:
+                self.look()
+                look = now + _NEXT_LOOK
             time.sleep(0.3)
 
-    def wait_condition(self, kind: str, status: str, reason: str, *, text: str = "") -> dict[str, Any]:
+    def look(self) -> None:
+        """Ask the agent for a pass, as ``systemctl reload`` would, and do not wait for it."""
+        self.vm.run(f"systemctl -q is-active {UNIT} && systemctl reload --no-block {UNIT}")
+
+    def wait_condition(
+        self, kind: str, status: str, reason: str, *, text: str = "", by_itself: bool = False
+    ) -> dict[str, Any]:
         """The condition, once it is so and its message has that text in it."""
 
         def so() -> bool:
             found = self.condition(kind)
             return (found.get("status"), found.get("reason")) == (status, reason) and text in found["message"]
 
-        self.wait(so, f"{kind} to be {status} for {reason} with {text!r}")
+        self.wait(so, f"{kind} to be {status} for {reason} with {text!r}", by_itself=by_itself)
         return self.condition(kind)
 
-    def wait_bound(self, vfio: Iterable[str]) -> None:
+    def wait_bound(self, vfio: Iterable[str], *, by_itself: bool = False) -> None:
         """Until status is Ready with those GPUs on vfio-pci; then the kernel must say the same of every function.
 
         Overrides as they must be left behind, too: vfio-pci's own, and no other.
         """
         given = set(vfio)
-        wanted = {gpu: "vfio-pci" if gpu in given else "nvidia" for gpu in GPUS}
+        wanted = {gpu: "vfio-pci" if gpu in given else "nvidia" for gpu in self.gpus}
 
         def so() -> bool:
             status = self.status()
@@ -145,17 +164,28 @@ class Operated:
                 and said == {gpu: (driver, driver) for gpu, driver in wanted.items()}
             )
 
-        self.wait(so, f"{sorted(given) or 'nothing'} to be on vfio-pci, and the rest on nvidia")
-        for gpu, audio in zip(GPUS, AUDIO, strict=True):
+        self.wait(
+            so, f"{sorted(given) or 'nothing'} to be on vfio-pci, and the rest on nvidia", by_itself=by_itself
+        )
+        for gpu, audio in zip(self.gpus, self.audio, strict=True):
             wanted[audio] = "vfio-pci" if gpu in given else "snd_hda_intel"
-        assert self.vm.links() == wanted, self.seen()
-        overrides = {address: self.vm.override(address) for address in (*GPUS, *AUDIO)}
+        assert self.vm.links(wanted) == wanted, self.seen()
+        overrides = {address: self.vm.override(address) for address in wanted}
         assert overrides == {a: d if d == "vfio-pci" else "" for a, d in wanted.items()}, self.seen()
 
     def wait_passes(self, count: int) -> None:
-        """Until that many further passes have ended."""
-        end = len(self.passes()) + count
-        self.wait(lambda: len(self.passes()) >= end, f"{count} more passes")
+        """Until that many further passes have ended, each asked for by SIGHUP: a resync would take its time."""
+        for _ in range(count):
+            before = self._last_pass()
+            self.look()
+            self.wait(partial(self._passed, before), "another pass to end")
+
+    def _passed(self, before: float) -> bool:
+        return self._last_pass() > before
+
+    def _last_pass(self) -> float:
+        """When it began, by the guest's clock; 0 before the first has ended."""
+        return float((self.status().get("last_pass") or {}).get("started_at", 0.0))
 
     def seen(self) -> str:
         """For the message of a failure."""
@@ -168,7 +198,9 @@ class Operated:
             f"ready {status.get('ready')}, doing {status.get('activity')!r}",
             str(status.get("last_pass")),
         ]
-        return "\n".join([*doing, *said, *notes, str(self.vm.links()), self.vm.log_tail()])
+        return "\n".join(
+            [*doing, *said, *notes, str(self.vm.links([*self.gpus, *self.audio])), self.vm.log_tail()]
+        )
 
     # The kernel
 

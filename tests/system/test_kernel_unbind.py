@@ -17,12 +17,13 @@ pytestmark = pytest.mark.system
 
 STUCK, MOVES, RESTARTED, FOREIGN = GPUS[:4]
 _CGROUP = "/gpu.slice/gpu-host.slice/gpu-host-agent.slice/gpu-host-agent-unbind.slice"
+_IN = " in, seconds to stop and to start, on an emulated processor"
 _MEMORY = "/var/lib/gpu-host-agent/memory.json"
 
 
 @pytest.fixture(scope="module")
 def host() -> Iterator[Operated]:
-    with VirtualMachine(iommu="amd", persist=True) as vm:
+    with VirtualMachine(iommu="amd", gpus=4, persist=True) as vm:
         # As the trace's clock, and so comparable with what the agent writes down.
         vm.write("/sys/kernel/tracing/trace_clock", "mono")
         operated = Operated(vm)
@@ -95,10 +96,10 @@ def test_B1_an_unbind_of_a_card_held_out_of_sight_is_journalled_first_and_hangs_
     host, record_property
 ):
     host.wait_passes(1)
-    record_property("restart-without-a-hung-unbind", restart_seconds(host))
+    record_property("the agent restarts" + _IN, restart_seconds(host))
     hide(host, node(host, STUCK))
     host.forget_writes()
-    host.edit([STUCK], resync="10s")
+    host.edit([STUCK])
     pid = wait_until_stuck(host, STUCK)
     assert host.vm.driver(STUCK) is None, "the driver link goes first"
     assert host.vm.check(f"systemctl show -P ActiveState {unbind_unit(STUCK)}").strip() == "activating"
@@ -123,7 +124,7 @@ def test_B1_after_its_deadline_the_card_waits_for_a_reboot_and_the_blocked_task_
 
 
 def test_B1_the_other_cards_are_managed_beside_it_and_the_status_stays_fresh(host):
-    host.edit([STUCK, MOVES], resync="3s")
+    host.edit([STUCK, MOVES])
     host.wait(
         lambda: host.vm.links([MOVES, AUDIO[1]]) == dict.fromkeys((MOVES, AUDIO[1]), "vfio-pci"),
         "another card to move",
@@ -141,7 +142,7 @@ def test_B1_the_other_cards_are_managed_beside_it_and_the_status_stays_fresh(hos
 def test_B1_beside_the_hung_unbind_the_agent_restarts_and_still_knows(host, record_property):
     before = unbinder(host, STUCK)
     host.wait_passes(1)
-    record_property("restart-beside-a-hung-unbind", restart_seconds(host))
+    record_property("the agent restarts beside a hung unbind" + _IN, restart_seconds(host))
     assert host.condition("DriversBound")["reason"] == "RebootRequired"
     assert "state D in msleep" in note(host, STUCK)
     assert unbinder(host, STUCK) == before
@@ -153,7 +154,7 @@ def test_B1_an_agent_restarted_while_it_waits_for_an_unbind_does_not_write_it_ag
     hide(host, node(host, RESTARTED))
     host.edit([STUCK, MOVES, RESTARTED])
     wait_until_stuck(host, RESTARTED)
-    record_property("restart-in-the-middle-of-an-unbind", restart_seconds(host))
+    record_property("the agent restarts while it waits for an unbind" + _IN, restart_seconds(host))
     host.wait(lambda: "RebootRequired" in note(host, RESTARTED), "the next agent to know of the unbind")
     assert "state D in msleep" in note(host, RESTARTED)
     host.wait_passes(2)

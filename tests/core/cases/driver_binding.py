@@ -5,7 +5,7 @@ from typing import Any
 from agent.core.fact import Absent, Known, Unknown
 from agent.core.inputs import Inputs
 from agent.core.memory import Quarantine
-from agent.core.observation import Holder
+from agent.core.observation import NOT_READ, Holder
 from agent.kinds.rebind import UDEV_RULES
 from tests.core import build
 from tests.core.build import (
@@ -88,6 +88,12 @@ CASES: dict[str, Inputs] = {
         build.held(audio_of(CARD), Holder("process", "/dev/snd/controlC1", 80, "pipewire"))
     ),
     "console": one(build.function(CARD, boot_vga=Known(value=True))),
+    "virtual-functions": one(build.function(CARD, virtual_functions=Known(4))),
+    "virtual-functions-unreadable": one(
+        build.function(CARD, virtual_functions=Unknown("Input/output error", "Unreadable"))
+    ),
+    "virtual-functions-not-looked-for": one(build.function(CARD, virtual_functions=NOT_READ)),
+    "virtual-functions-of-a-card-that-stays": one(build.function(FIRST[0], virtual_functions=Known(4))),
     "a-service-that-cannot-start-again-keeps-its-cards": type_host(
         None, build.target(user_driver=Known("565.57.01"))
     ),

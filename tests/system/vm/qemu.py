@@ -13,8 +13,8 @@ Iommu = Literal["amd", "intel"] | None
 _DEBIAN = "qemu-system-x86_64"
 # Time is emulated, too: no calibration, no mitigations that nothing here needs.
 _KERNEL_ARGUMENTS = (
-    "console=ttyS0,115200 panic=-1 mitigations=off random.trust_cpu=on nokaslr no_timer_check tsc=reliable quiet "
-    "loglevel=4 systemd.show_status=0"
+    "console=ttyS0,115200 panic=-1 mitigations=off random.trust_cpu=on nokaslr no_timer_check tsc=reliable "
+    "init_on_alloc=0 transparent_hugepage=always quiet loglevel=4 systemd.show_status=0"
 )
 _FIRST_PORT_SLOT = 0x10  # of the root ports on pcie.0
 
@@ -85,7 +85,7 @@ def arguments(hardware: Hardware, image: Image, root: Path, payload: Path, run: 
         *("-M", "q35,smbus=off"),
         # Slots as the ports' own hot-plug controllers have them (pciehp), named by their numbers.
         *("-global", "ICH9-LPC.acpi-pci-hotplug-with-bridge-support=off"),
-        *("-cpu", "max,la57=off", "-smp", "2", "-m", hardware.memory),
+        *("-cpu", "qemu64", "-smp", "2", "-m", hardware.memory),
         *("-kernel", str(image.kernel), "-initrd", str(image.initramfs)),
         *("-serial", f"file:{run}/serial.log"),
         *("-drive", f"{drive}{root},id=root,snapshot={snapshot}"),
