@@ -20,8 +20,7 @@ PATIENCE = 60.0  # real seconds for a state that does come
 NO_UNIT = "no-such-unit.service"
 # A real process of this takes any words, and an ended sleep ends nothing.
 PROGRAM = "/bin/sh -c 'while :; do sleep 1000; done'"
-# Active only once the program itself runs: before, the process has the words of systemd.
-UNIT_FILE = f"[Service]\nType=exec\nExecStart={PROGRAM}\n[Install]\nWantedBy=multi-user.target\n"
+UNIT_FILE = f"[Service]\nExecStart={PROGRAM}\n[Install]\nWantedBy=multi-user.target\n"
 WORDS = ("a b", "$HOME", "${HOME}", "$$", "100%n", 'a"b', "it's", "back\\slash\\", "ünïcode ✓", "", ";", "*")
 
 
@@ -159,7 +158,8 @@ class UnitsContract:
         variables = {f"V{number}": word for number, word in enumerate(WORDS)}
         words = " ".join(quote(word, executed=True) for word in WORDS)
         lines = [f"Environment={quote(f'{name}={value}')}" for name, value in variables.items()]
-        text = "\n".join(["[Service]", *lines, "ExecStart=", f"ExecStart={PROGRAM} {words}", ""])
+        # Active only once the program itself runs: before, the process has systemd's own words.
+        text = "\n".join(["[Service]", "Type=exec", *lines, "ExecStart=", f"ExecStart={PROGRAM} {words}", ""])
         await place.target.write_file(place.drop_in, text)
         await place.target.daemon_reload()
         unit = await place.started()
