@@ -182,8 +182,9 @@ async def test_an_agent_that_is_killed_leaves_nothing_running(tmp_path: Path) ->
         "asyncio.run(steps({'FAKE_TORCH_FAULT': 'hang:all_reduce:1'}, step=300.0))"
     )
     agent = await asyncio.create_subprocess_exec(sys.executable, "-c", program, start_new_session=True)
-    while not (dirs := list(tmp_path.glob("gpu-host-agent-nccl.*/rendezvous.0"))):
-        await asyncio.sleep(0.05)
+    async with asyncio.timeout(60):
+        while not (dirs := list(tmp_path.glob("gpu-host-agent-nccl.*/rendezvous.0"))):
+            await asyncio.sleep(0.05)
     running = _inside(dirs[0].parent)
     assert len(running) >= 4
     os.killpg(agent.pid, signal.SIGKILL)

@@ -22,7 +22,9 @@ _me: dict[str, Any] = {}
 
 def init_process_group(backend: str, init_method: str, rank: int, world_size: int) -> None:
     assert backend == "gloo"
-    _me.update(rank=rank, world=world_size, path=init_method.removeprefix("file://"), links={})
+    # A socket's name may have 107 bytes: not that of every folder.
+    path = os.path.relpath(init_method.removeprefix("file://"))
+    _me.update(rank=rank, world=world_size, path=path, links={})
     server = socket.socket(socket.AF_UNIX)
     server.bind(f"{_me['path']}.{rank}")
     server.listen(world_size)
