@@ -85,7 +85,8 @@ def arguments(hardware: Hardware, image: Image, root: Path, payload: Path, run: 
         *("-M", "q35,smbus=off"),
         # Slots as the ports' own hot-plug controllers have them (pciehp), named by their numbers.
         *("-global", "ICH9-LPC.acpi-pci-hotplug-with-bridge-support=off"),
-        *("-cpu", "qemu64", "-smp", "2", "-m", hardware.memory),
+        # One processor: of two, one would wait for a lock of the other's while that is not emulated at all.
+        *("-cpu", "qemu64", "-smp", "1", "-m", hardware.memory),
         *("-kernel", str(image.kernel), "-initrd", str(image.initramfs)),
         *("-serial", f"file:{run}/serial.log"),
         *("-drive", f"{drive}{root},id=root,snapshot={snapshot}"),
