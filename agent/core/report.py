@@ -24,7 +24,8 @@ PROOF_SIMULATED = (
     " times are not"
 )
 PROOF_REAL = (
-    "a real host: its kernel, systemd and services said this; this version cannot test P2P on real GPUs"
+    "a real host: its kernel, systemd, NVML and services said this; the authors of this version have not run it"
+    " on a GPU"
 )
 
 

@@ -4,7 +4,6 @@ Read only, but for ``refresh_boot_loader``, which has PID 1 run the loader's own
 the agent's sandbox does not have.
 """
 
-import asyncio
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -16,10 +15,10 @@ from agent.host.grub_config import default_cmdline, settings_of
 from agent.host.loader_entries import default_entry, entries_in
 from agent.host.manager import ServiceManager, TransientCommand
 from agent.host.reading import convert, names_in, read_text, unreadable
+from agent.host.transient_end import ended
 
 UNIT = "gpu-host-agent-boot-loader.service"
 REFRESH_DEADLINE = 180.0  # seconds; GRUB looks for other systems on every disk
-_POLL = 0.25
 _COMMANDS = {
     "grub": ("/usr/sbin/update-grub",),
     "proxmox-grub": ("/usr/sbin/proxmox-boot-tool", "refresh"),
@@ -215,13 +214,6 @@ async def refresh_boot_loader(loader: str, manager: ServiceManager) -> None:
     if argv is None:
         raise OSError(f"the agent runs no command for the boot loader {loader}")
     await manager.run(TransientCommand(UNIT, argv, "gpu-host-agent: the boot loader's files made anew"))
-    try:
-        async with asyncio.timeout(REFRESH_DEADLINE):
-            while (unit := await manager.unit(UNIT)).active_state == "activating":  # noqa: ASYNC110 - the unit is PID 1's
-                await asyncio.sleep(_POLL)
-    except TimeoutError:
-        raise TimeoutError(
-            f"{' '.join(argv)} did not end within {REFRESH_DEADLINE:g} s; see: systemctl status {UNIT}"
-        ) from None
-    if unit.active_state != "active":
+    unit = await ended(UNIT, " ".join(argv), REFRESH_DEADLINE, manager)
+    if unit.active_state == "failed":
         raise OSError(f"{' '.join(argv)} failed with status {unit.exit_status}; see: journalctl -u {UNIT}")

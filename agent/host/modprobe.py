@@ -1,6 +1,5 @@
 """modprobe by systemd: loading a module needs a capability that the agent's own sandbox does not have."""
 
-import asyncio
 import errno
 import re
 from pathlib import Path
@@ -8,9 +7,9 @@ from pathlib import Path
 from agent.core.fact import Known
 from agent.host.manager import ServiceManager, TransientCommand
 from agent.host.reading import read_text
+from agent.host.transient_end import succeeded
 
 DEADLINE = 120.0  # seconds; a driver with many GPUs initialises them one after the other
-_POLL = 0.1
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_-]*")
 _PLACES = ("usr/sbin/modprobe", "sbin/modprobe", "usr/bin/modprobe", "bin/modprobe")
 _PROPERTIES = {"TimeoutStartSec": "infinity", "TimeoutStopSec": "1s", "SendSIGKILL": "no"}
@@ -31,13 +30,7 @@ async def load(name: str, root: Path, manager: ServiceManager | None) -> None:
     unit = f"gpu-host-agent-modprobe-{name}.service"
     argv = (str(_modprobe(root)), "--", name)
     await manager.run(TransientCommand(unit, argv, f"Load kernel module {name}", _PROPERTIES))
-    try:
-        async with asyncio.timeout(DEADLINE):
-            await _ended(unit, name, manager)
-    except TimeoutError:
-        raise TimeoutError(
-            f"modprobe {name} has not ended within {DEADLINE:g} s; see systemctl status {unit}"
-        ) from None
+    await succeeded(unit, f"modprobe {name}", DEADLINE, manager)
 
 
 def is_there(name: str, root: Path) -> bool:
@@ -52,14 +45,3 @@ def _modprobe(root: Path) -> Path:
         if (root / place).is_file():
             return root / place
     raise OSError(errno.ENOENT, "no modprobe on this host: install kmod")
-
-
-async def _ended(unit: str, name: str, manager: ServiceManager) -> None:
-    while True:
-        seen = await manager.unit(unit)
-        if seen.active_state == "active" and seen.sub_state == "exited":
-            return
-        if seen.active_state == "failed":
-            how = f"status {seen.exit_status}" if seen.result == "exit-code" else seen.result
-            raise OSError(errno.EIO, f"modprobe {name} ended with {how}; journalctl -u {unit} shows why")
-        await asyncio.sleep(_POLL)

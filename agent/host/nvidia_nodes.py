@@ -5,7 +5,6 @@ one, so systemd runs it here. Sources: nvidia-modprobe(1); NVIDIA driver README,
 files created"; procfs(5), /proc/devices.
 """
 
-import asyncio
 import errno
 from pathlib import Path
 
@@ -16,6 +15,7 @@ from agent.host.manager import ServiceManager, TransientCommand
 from agent.host.modprobe import is_there
 from agent.host.nvidia_minors import NvidiaMinors
 from agent.host.reading import unreadable
+from agent.host.transient_end import succeeded
 
 UNIT = "gpu-host-agent-device-nodes{}.service"
 DEADLINE = 30.0  # seconds
@@ -61,20 +61,7 @@ async def make_nvidia_nodes(nodes: Fact[NvidiaNodes], root: Path, manager: Servi
         raise OSError(errno.EOPNOTSUPP, "making device nodes needs systemd, and there is no way to it")
     for words in arguments(nodes.value.missing):
         unit = UNIT.format("-uvm" if "-u" in words else "")
-        await _run(unit, (str(root / _MAKER), *words), manager)
-
-
-async def _run(unit: str, argv: tuple[str, ...], manager: ServiceManager) -> None:
-    said = f"nvidia-modprobe {' '.join(argv[1:])}"
-    await manager.run(TransientCommand(unit, argv, f"Make device nodes: {said}", {"TimeoutStartSec": "60s"}))
-    try:
-        async with asyncio.timeout(DEADLINE):
-            while (seen := await manager.unit(unit)).active_state == "activating":  # noqa: ASYNC110 - the unit is PID 1's
-                await asyncio.sleep(_POLL)
-    except TimeoutError:
-        raise TimeoutError(
-            f"{said} has not ended within {DEADLINE:g} s; see systemctl status {unit}"
-        ) from None
-    if seen.active_state != "active":
-        how = f"status {seen.exit_status}" if seen.result == "exit-code" else seen.result or seen.active_state
-        raise OSError(errno.EIO, f"{said} ended with {how}; journalctl -u {unit} shows why")
+        said = f"nvidia-modprobe {' '.join(words)}"
+        argv, settings = (str(root / _MAKER), *words), {"TimeoutStartSec": "60s"}
+        await manager.run(TransientCommand(unit, argv, f"Make device nodes: {said}", settings))
+        await succeeded(unit, said, DEADLINE, manager)

@@ -281,6 +281,10 @@ async def test_the_boot_loaders_own_command_is_run_by_pid_1_and_its_end_waited_f
         await refresh_boot_loader("grub", Systemd(unit("failed", 1)))
 
 
+async def test_a_command_that_pid_1_has_not_come_to_yet_is_waited_for_and_not_taken_for_failed() -> None:
+    await refresh_boot_loader("grub", Systemd(unit("inactive"), unit("activating"), unit("active")))
+
+
 async def test_no_command_is_made_up_for_a_loader_that_has_none() -> None:
     systemd = Systemd(unit("active"))
     with pytest.raises(OSError, match="systemd-boot"):

@@ -14,10 +14,18 @@ STATUS = "/run/gpu-host-agent/status.json"
 STATE = "/var/lib/gpu-host-agent"
 GUEST_CODE = Path(__file__).parent / "vm/guest_code"
 _STEPS = (GUEST_CODE / "agent_steps.py").read_text()
-_UNIT = "gpu-host-agent"
+UNIT = "gpu-host-agent.service"
 _LOOK_EVERY = 20  # questions, five in a second
 
 Document = dict[str, Any]
+
+
+def look(vm: VirtualMachine) -> None:
+    """Ask the guest's daemon for a pass, if it runs, and do not wait for it.
+
+    Its own rhythm may so be slow: each of its passes is work for the processor that is emulated.
+    """
+    vm.run(f"systemctl -q is-active {UNIT} && systemctl reload --no-block {UNIT}")
 
 
 class Step(NamedTuple):
@@ -71,7 +79,7 @@ class GuestAgent:
         self._vm.check(f"mv {SPEC}.new {SPEC}")
 
     def systemctl(self, verb: str) -> None:
-        self._vm.check(f"systemctl {verb} {_UNIT}", timeout=180)
+        self._vm.check(f"systemctl {verb} {UNIT}", timeout=180)
 
     def status(self) -> Document:
         document: Document = json.loads(self._vm.read(STATUS))
@@ -96,10 +104,8 @@ class GuestAgent:
             with contextlib.suppress(FileNotFoundError):  # it has written nothing yet
                 if condition():
                     return True
-            if (
-                next(looks) % _LOOK_EVERY == 1
-            ):  # its own rhythm is slow, since its passes are work for an emulated processor
-                self._vm.run(f"systemctl -q is-active {_UNIT} && systemctl reload --no-block {_UNIT}")
+            if next(looks) % _LOOK_EVERY == 1:
+                look(self._vm)
             return False
 
         try:

@@ -16,12 +16,10 @@ from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any, NamedTuple
 
+from tests.system.guest_agent import SPEC, STATE, STATUS, UNIT, look
 from tests.system.vm.machine import AUDIO, GPUS, PCI, VirtualMachine
 
-SPEC = "/etc/gpu-host-agent/spec.yaml"
-STATUS = "/run/gpu-host-agent/status.json"
-JOURNAL = "/var/lib/gpu-host-agent/journal.jsonl"
-UNIT = "gpu-host-agent.service"
+JOURNAL = f"{STATE}/journal.jsonl"
 _NVML_CALLS = "/run/nvml-calls"
 _TRACING = "/sys/kernel/tracing"
 # The kernel's own functions behind the three files; the name of the third differs between versions.
@@ -122,18 +120,14 @@ class Operated:
         processor that is emulated. ``by_itself``: it is not told.
         """
         begun = time.monotonic()
-        look = begun + (_WAIT if by_itself else _FIRST_LOOK)
+        next_look = begun + (_WAIT if by_itself else _FIRST_LOOK)
         while not condition():
             now = time.monotonic()
             assert now < begun + _WAIT, f"waited {_WAIT:g}s for {what}\n{self.seen()}"
-            if now > look:
-                self.look()
-                look = now + _NEXT_LOOK
+            if now > next_look:
+                look(self.vm)
+                next_look = now + _NEXT_LOOK
             time.sleep(0.3)
-
-    def look(self) -> None:
-        """Ask the agent for a pass, as ``systemctl reload`` would, and do not wait for it."""
-        self.vm.run(f"systemctl -q is-active {UNIT} && systemctl reload --no-block {UNIT}")
 
     def wait_condition(
         self, kind: str, status: str, reason: str, *, text: str = "", by_itself: bool = False
@@ -177,7 +171,7 @@ class Operated:
         """Until that many further passes have ended, each asked for by SIGHUP: a resync would take its time."""
         for _ in range(count):
             before = self._last_pass()
-            self.look()
+            look(self.vm)
             self.wait(partial(self._passed, before), "another pass to end")
 
     def _passed(self, before: float) -> bool:

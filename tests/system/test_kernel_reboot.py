@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from tests.system.operating import UNIT, Operated
+from tests.system.guest_agent import UNIT
+from tests.system.operating import Operated
 from tests.system.vm.machine import AUDIO, GPUS, VirtualMachine
 
 pytestmark = pytest.mark.system

@@ -10,7 +10,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.system.operating import UNIT, Operated, Write
+from tests.system.guest_agent import UNIT
+from tests.system.operating import Operated, Write
 from tests.system.vm.machine import AUDIO, GPUS, PCI, VirtualMachine
 
 pytestmark = pytest.mark.system
